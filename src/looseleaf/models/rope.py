@@ -1,0 +1,124 @@
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and the ways of stretching it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Position interpolation (Chen et al. 2023, arXiv:2306.15595): every frequency divided by `factor`."""
+
+    factor: float
+
+    attention_factor = 1.0
+
+    def scale(self, frequencies: Tensor, theta: float) -> Tensor:
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a smooth ramp between the two."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    attention_factor = 1.0
+
+    def scale(self, frequencies: Tensor, theta: float) -> Tensor:
+        turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
+        kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        return (1 - kept) * frequencies / self.factor + kept * frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023, arXiv:2309.00071): interpolates the slow dimensions, keeps the fast ones, and
+    sharpens attention by `attention_factor`, which multiplies cosines and sines."""
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+    def scale(self, frequencies: Tensor, theta: float) -> Tensor:
+        half = frequencies.numel()
+        low = max(math.floor(self._dimension(self.beta_fast, 2 * half, theta)), 0)
+        high = min(math.ceil(self._dimension(self.beta_slow, 2 * half, theta)), 2 * half - 1)
+        ramp = (torch.arange(half, dtype=torch.float32) - low) / max(high - low, 0.001)
+        interpolated = ramp.clamp(0, 1)
+        return frequencies / self.factor * interpolated + frequencies * (1 - interpolated)
+
+    def _dimension(self, rotations: float, dim: int, theta: float) -> float:
+        """The dimension that turns `rotations` times within the original context."""
+        wavelengths = self.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return dim * math.log(wavelengths) / (2 * math.log(theta))
+
+
+@dataclass(frozen=True, slots=True)
+class FrequencyDivisors:
+    """One divisor per frequency, as GGUF files carry them in `rope_freqs.weight`."""
+
+    divisors: tuple[float, ...]
+
+    attention_factor = 1.0
+
+    def scale(self, frequencies: Tensor, theta: float) -> Tensor:
+        return frequencies / torch.tensor(self.divisors, dtype=torch.float32)
+
+
+RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling | FrequencyDivisors
+
+
+class Rotation(NamedTuple):
+    """One step's rotations, ready to apply: `[T, 1, head_dim]` each, the same for every layer."""
+
+    cos: Tensor
+    signed_sin: Tensor
+    """The first half is negated, so that rotating by half a turn is a plain swap of halves."""
+
+    def apply(self, heads: Tensor) -> Tensor:
+        """Rotate `heads` (`[T, num_heads, head_dim]`) into a new tensor."""
+        swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+        return swapped.mul_(self.signed_sin).add_(heads * self.cos)
+
+
+class RotaryTable:
+    """Cosines and sines of every position, computed once in float32 and kept in the model's dtype.
+
+    One table for all steps also makes a position's rotation bitwise the same in every batch.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        max_positions: int,
+        theta: float,
+        scaling: RopeScaling | None,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+    ) -> None:
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        frequencies = 1.0 / theta**exponents
+        attention_factor = 1.0
+        if scaling is not None:
+            frequencies = scaling.scale(frequencies, theta)
+            attention_factor = scaling.attention_factor
+        self._table = torch.empty(max_positions, head_dim, dtype=dtype, device=device)
+        angles = torch.arange(max_positions, dtype=torch.float32, device=device)[:, None] * frequencies.to(device)
+        self._table[:, : head_dim // 2] = angles.cos().mul_(attention_factor)
+        self._table[:, head_dim // 2 :] = angles.sin().mul_(attention_factor)
+
+    def at(self, positions: Tensor) -> Rotation:
+        """The rotations of `positions` (int64 `[T]`)."""
+        cos, sin = self._table[positions].unsqueeze(1).chunk(2, dim=-1)
+        return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))

@@ -1,0 +1,113 @@
+"""What goes into the scheduler and what comes out: requests, sequences, and the plan of one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from looseleaf.errors import ConfigurationError
+from looseleaf.memory.interface import CopyPairs, SequenceIds
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    max_num_batched_tokens: int = 2048
+    """Token budget of one step: decode tokens and prefill chunks together."""
+    max_num_seqs: int = 64
+    """Sequences that may run (hold blocks) at once; a request with n samples counts n."""
+    max_model_len: int = 2048
+    """Longest sequence (prompt and output), in tokens."""
+    watermark: float = 0.01
+    """Share of the pool that an admission must leave free, so that running sequences can grow. 0 to 1."""
+    max_bypass: int = 16
+    """Smaller requests that may be admitted past a blocked head of the queue before everyone waits for it."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} is {getattr(self, name)} but must be at least 1.")
+        if not 0 <= self.watermark < 1:
+            raise ConfigurationError(f"watermark is {self.watermark} but must be at least 0 and below 1.")
+        if self.max_bypass < 0:
+            raise ConfigurationError(f"max_bypass is {self.max_bypass} but must be at least 0.")
+
+
+class SequenceState(Enum):
+    WAITING = "waiting"
+    """In the queue, holds no blocks (also after a preemption)."""
+    RUNNING = "running"
+    PENDING_FORK = "pending fork"
+    """A further sample of a request whose prompt is still being computed by sample 0."""
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One sample of a request. Counts only; the tokens themselves are the engine's."""
+
+    request: Request
+    sample: int
+    num_tokens: int
+    """Tokens known: prompt plus those sampled so far."""
+    num_computed: int = 0
+    """Tokens whose keys and values are in the cache."""
+    state: SequenceState = SequenceState.WAITING
+    seq_id: int = -1
+    """The memory manager's id while RUNNING, else -1. It changes when the sequence is preempted and returns."""
+    num_preemptions: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """`sequences[s]` is sample `s`; only sample 0 computes the prompt, the others fork from it."""
+
+    request_id: str
+    prompt_len: int
+    max_tokens: int
+    """Most tokens each sample may generate (the engine has bounded it by max_model_len)."""
+    num_samples: int = 1
+    arrival: float = 0.0
+    sequences: list[Sequence] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sequences = [
+            Sequence(self, s, self.prompt_len, state=SequenceState.PENDING_FORK if s else SequenceState.WAITING)
+            for s in range(self.num_samples)
+        ]
+
+    @property
+    def final_len(self) -> int:
+        return self.prompt_len + self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the engine runs next. All arrays have one entry per scheduled sequence, decodes first."""
+
+    step: int
+    sequences: list[Sequence]
+    seq_ids: SequenceIds
+    num_computed: NDArray[np.int32]
+    """Tokens of each sequence in the cache before this step; its first query position."""
+    num_scheduled: NDArray[np.int32]
+    """Query tokens of each sequence in this step (1 for a decode)."""
+    num_samples: NDArray[np.int32]
+    """Tokens to sample from the sequence's last query row: 0 while its prompt is incomplete; 1; or, when
+    sample 0 of a request completes the prompt for the first time, one for each sample of the request
+    still wanted (sample 0 itself first, then the PENDING_FORK ones in order)."""
+    num_decodes: int
+    """The first `num_decodes` entries have `num_scheduled == 1` and sample one token."""
+    copies: CopyPairs
+    """Block copies to carry out before anything is written."""
+    admitted: list[Sequence]
+    preempted: list[Sequence]
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.num_scheduled.sum())
+
+    def __bool__(self) -> bool:
+        return bool(self.sequences)
