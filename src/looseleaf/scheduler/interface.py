@@ -58,6 +58,17 @@ class Sequence:
     seq_id: int = -1
     """The memory manager's id while RUNNING, else -1. It changes when the sequence is preempted and returns."""
     num_preemptions: int = 0
+    precedence: tuple[int, int] = (0, 0)
+    """(place of its request in the order of `add`, sample): the smaller runs first, the larger is preempted
+    first. Set by the scheduler."""
+
+    @property
+    def num_seats(self) -> int:
+        """Itself and those that will fork from it; once it has forked, or was forked, none are pending."""
+        return 1 + len(self.request.pending_forks)
+
+    def __str__(self) -> str:
+        return f"sample {self.sample} of request {self.request.request_id!r}"
 
 
 @dataclass(eq=False, slots=True)
@@ -81,6 +92,15 @@ class Request:
     @property
     def final_len(self) -> int:
         return self.prompt_len + self.max_tokens
+
+    @property
+    def cached_len(self) -> int:
+        """Most tokens a sample ever has in the cache: the last one sampled is never computed."""
+        return self.final_len - 1
+
+    @property
+    def pending_forks(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.state is SequenceState.PENDING_FORK]
 
 
 @dataclass(frozen=True, slots=True)

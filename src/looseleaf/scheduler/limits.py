@@ -1,0 +1,62 @@
+"""What can never run, and is refused before it waits."""
+
+from __future__ import annotations
+
+from looseleaf.errors import ConfigurationError, InvalidRequest, RequestTooLarge
+from looseleaf.memory.interface import KVMemory
+from looseleaf.scheduler.interface import Request, SchedulerConfig, SequenceState
+
+
+def largest_request(config: SchedulerConfig, memory: KVMemory) -> int:
+    """Most tokens (prompt and output of one sample) that run to their end alone in the empty pool.
+
+    Raises `ConfigurationError` when not even one prompt token and one output token would.
+    """
+    fits, too_large = 0, config.max_model_len
+    while fits + 1 < too_large:
+        middle = (fits + too_large) // 2
+        if memory.can_ever_fit(middle):
+            fits = middle
+        else:
+            too_large = middle
+    if fits == 0:
+        raise ConfigurationError(
+            f"Not one request fits: the longest sequence is {config.max_model_len} tokens and the pool has "
+            f"{memory.num_blocks} blocks of {memory.block_size} tokens.",
+            hint="A request is at least two tokens long: give the pool more memory or raise max_model_len.",
+        )
+    return fits + 1  # the last token sampled never enters the cache
+
+
+def check_request(request: Request, config: SchedulerConfig, limit: int) -> None:
+    """Raise `InvalidRequest`, or `RequestTooLarge` for what exceeds `limit` tokens or the seats."""
+    for name, value in (
+        ("prompt_len", request.prompt_len),
+        ("max_tokens", request.max_tokens),
+        ("num_samples", request.num_samples),
+    ):
+        if value < 1:
+            raise InvalidRequest(f"Request {request.request_id!r}: {name} is {value} but must be at least 1.")
+    if any(sequence.state is SequenceState.FINISHED for sequence in request.sequences):
+        raise InvalidRequest(
+            f"Request {request.request_id!r} has run before.", hint="Make a new Request for every submission."
+        )
+    if request.num_samples > config.max_num_seqs:
+        raise RequestTooLarge(
+            f"Request {request.request_id!r} asks for {request.num_samples} samples, and at most "
+            f"{config.max_num_seqs} sequences run at once.",
+            needed=request.num_samples,
+            limit=config.max_num_seqs,
+            hint="Ask for fewer samples, or raise max_num_seqs.",
+        )
+    if request.final_len > limit:
+        bound_by_model = limit == config.max_model_len
+        bound = "the maximum length" if bound_by_model else "the most that the empty KV pool can hold"
+        raise RequestTooLarge(
+            f"Request {request.request_id!r} needs {request.final_len} tokens ({request.prompt_len} of prompt and up "
+            f"to {request.max_tokens} of output), and {bound} is {limit}.",
+            needed=request.final_len,
+            limit=limit,
+            hint="Shorten the prompt or max_tokens, or "
+            + ("raise max_model_len." if bound_by_model else "give the KV cache more memory."),
+        )

@@ -1,0 +1,80 @@
+"""The decoding sequences as parallel arrays, so that a step over N of them is a few NumPy calls."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from operator import attrgetter
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from looseleaf.scheduler.interface import Sequence
+
+_precedence = attrgetter("precedence")
+
+Index: TypeAlias = slice | NDArray[np.intp]
+
+
+class DecodeSet:
+    """Sequences whose known tokens are all computed but the last, in order of precedence.
+
+    Each is one column of an int64 table, whose rows are the arrays below. Joining and leaving shift
+    the columns behind it: O(capacity) moves, a few times in a sequence's life.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.sequences: list[Sequence] = []
+        self._table = np.zeros((4, capacity), np.int64)
+        self._seq_ids, self._num_tokens, self._final_lens, self._last_steps = self._table
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def add(self, sequence: Sequence, step: int) -> None:
+        """`step` is the one in which it sampled its newest token."""
+        column, count = self._column(sequence), len(self)
+        self._table[:, column + 1 : count + 1] = self._table[:, column:count]
+        self._table[:, column] = (sequence.seq_id, sequence.num_tokens, sequence.request.final_len, step)
+        self.sequences.insert(column, sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        column, count = self._column(sequence), len(self)
+        self._table[:, column : count - 1] = self._table[:, column + 1 : count]
+        del self.sequences[column]
+
+    def pick(self, budget: int) -> Index:
+        """Columns of those that decode next. If they are more than `budget`, those that have waited longest:
+        each of N gets its turn within ceil(N / budget) steps."""
+        count = len(self)
+        if count <= budget:
+            return slice(0, count)
+        longest_waiting = np.argsort(self._last_steps[:count], kind="stable")[:budget]
+        return np.sort(longest_waiting)
+
+    def at(self, index: Index) -> tuple[list[Sequence], NDArray[np.int64], NDArray[np.int32]]:
+        """Sequences, memory ids, and tokens known, as copies."""
+        if isinstance(index, slice):
+            sequences = self.sequences[index]
+        else:
+            sequences = [self.sequences[column] for column in index.tolist()]
+        return sequences, self._seq_ids[index].copy(), self._num_tokens[index].astype(np.int32)
+
+    def mark(self, index: Index, step: int) -> None:
+        """Record that these decode in `step`."""
+        self._last_steps[index] = step
+
+    def at_last_token(self, step: int) -> list[Sequence]:
+        """Those for which the token sampled in `step` is the last allowed."""
+        count = len(self)
+        last = self._num_tokens[:count] + 1 >= self._final_lens[:count]
+        last &= self._last_steps[:count] == step
+        return [self.sequences[column] for column in np.flatnonzero(last).tolist()]
+
+    def advance(self, step: int) -> None:
+        """One more token for each that decoded in `step` and has not left since."""
+        count = len(self)
+        self._num_tokens[:count] += self._last_steps[:count] == step
+
+    def _column(self, sequence: Sequence) -> int:
+        return bisect_left(self.sequences, sequence.precedence, key=_precedence)

@@ -1,0 +1,335 @@
+"""Who runs next: continuous batching with a token budget, chunked prefill and preemption by recompute.
+
+Pure decisions: no tensors, no clock, no randomness; the same calls give the same plans.
+The iteration-level batch is that of Orca (Yu et al., OSDI 2022), preemption of the latest by recompute that of
+PagedAttention (Kwon et al., SOSP 2023), chunked prefill beside decodes that of Sarathi-Serve
+(Agrawal et al., OSDI 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Collection
+from itertools import islice
+from operator import attrgetter
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from looseleaf.errors import ConfigurationError, InvalidRequest
+from looseleaf.memory.errors import OutOfBlocks
+from looseleaf.memory.interface import CopyPairs, KVMemory, SequenceIds
+from looseleaf.scheduler.errors import StepOutOfOrder
+from looseleaf.scheduler.interface import Request, SchedulerConfig, Sequence, SequenceState, StepPlan
+from looseleaf.scheduler.limits import check_request, largest_request
+from looseleaf.scheduler.plan import build_plan, check_finished
+from looseleaf.scheduler.queue import WaitingQueue
+from looseleaf.scheduler.running import DecodeSet
+
+WaitingReason: TypeAlias = Literal["blocks", "seats", "budget"]
+
+_precedence = attrgetter("precedence")
+
+
+class Scheduler:
+    """`add` requests, then alternate `schedule` and `commit` until nothing `has_unfinished`.
+
+    A running sequence is either *prefilling* (memory has slots for all its known tokens, some not computed)
+    or *decoding* (all computed but the token sampled last, which has no slot yet).
+    Whatever is older in precedence is never preempted for something younger, so the oldest always ends.
+    """
+
+    def __init__(self, config: SchedulerConfig, memory: KVMemory) -> None:
+        """Raises `ConfigurationError` if the memory has too few rows, or room for no request at all."""
+        if config.max_num_seqs > memory.max_num_seqs:
+            raise ConfigurationError(
+                f"max_num_seqs is {config.max_num_seqs}, but the memory has block tables for {memory.max_num_seqs}."
+            )
+        self.config = config
+        self.memory = memory
+        self.largest_request = largest_request(config, memory)
+        """Most tokens, prompt and output together, that a request may have."""
+        self.num_preemptions = 0
+        """Times a sequence lost its blocks, or found none at its fork, and went back to the queue."""
+        self.num_recomputed_tokens = 0
+        """Tokens that those preemptions dropped from the cache, to be computed again."""
+        self._watermark_blocks = math.ceil(config.watermark * memory.num_blocks)
+        self._requests: dict[str, Request] = {}
+        self._waiting = WaitingQueue(config.max_bypass)
+        self._prefilling: list[Sequence] = []
+        self._decoding = DecodeSet(config.max_num_seqs)
+        self._fork_copies: list[CopyPairs] = []
+        self._plan: StepPlan | None = None
+        self._ended_in_flight = False
+        self._step = 0
+        self._num_added = 0
+        self._waiting_reason: WaitingReason | None = None
+        self._nothing_admissible = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue; those that will fork from one of them not counted."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return list(self._waiting)
+
+    @property
+    def running(self) -> list[Sequence]:
+        return sorted(self._prefilling + self._decoding.sequences, key=_precedence)
+
+    @property
+    def waiting_reason(self) -> WaitingReason | None:
+        """What the head of the queue lacked in the last `schedule`; None when nobody waits."""
+        return self._waiting_reason if self._waiting else None
+
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `RequestTooLarge` for what can never run, `InvalidRequest` for nonsense."""
+        if request.request_id in self._requests:
+            raise InvalidRequest(
+                f"Request id {request.request_id!r} is already in use.", hint="Give every request an id of its own."
+            )
+        check_request(request, self.config, self.largest_request)
+        for sequence in request.sequences:
+            sequence.precedence = (self._num_added, sequence.sample)
+        self._num_added += 1
+        self._requests[request.request_id] = request
+        self._enqueue(request.sequences[0])
+
+    def abort(self, request_id: str) -> list[Sequence]:
+        """End a request in whatever state, also while a plan is in flight; its blocks are free at once.
+
+        Returns the sequences that this ended: none if the request is unknown or over already.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return []
+        live = [sequence for sequence in request.sequences if sequence.state is not SequenceState.FINISHED]
+        for sequence in reversed(live):  # sample 0 last, so that no sibling takes over its prompt
+            self.finish(sequence)
+        return live
+
+    def finish(self, sequence: Sequence) -> None:
+        """End one sequence, also while a plan is in flight; its siblings go on. Does nothing if it has ended.
+
+        Raises `InvalidRequest` if its request was never added.
+        """
+        if sequence.state is SequenceState.FINISHED:
+            return
+        request = sequence.request
+        if self._requests.get(request.request_id) is not request:
+            raise InvalidRequest(f"{sequence} was never added.")
+        self._ended_in_flight = self._ended_in_flight or bool(self._plan)
+        self._end(sequence)
+        # The one that computed the prompt for all is gone: the next sample computes it anew.
+        if (heirs := request.pending_forks) and len(heirs) == sum(
+            s.state is not SequenceState.FINISHED for s in request.sequences
+        ):
+            self._enqueue(heirs[0])
+
+    def schedule(self, now: float) -> StepPlan:  # noqa: ARG002 (for policies that weigh time)
+        """Decide the next step. Decodes go first, then prefills in progress, then admissions.
+
+        First come first served does not look at `now`.
+        An empty plan needs no commit. Raises `StepOutOfOrder` while another plan is in flight.
+        """
+        if self._plan:
+            raise StepOutOfOrder(f"Step {self._plan.step} is still in flight.", hint="Commit it before the next one.")
+        self._step += 1
+        self.memory.step = self._step
+        copies, self._fork_copies = self._fork_copies, []
+        preempted: list[Sequence] = []
+        decodes, seq_ids, num_tokens = self._grow_decodes(copies, preempted)
+        budget = self.config.max_num_batched_tokens - len(decodes)
+        chunks: list[tuple[Sequence, int]] = []
+        for sequence in self._prefilling:
+            if budget == 0:
+                break
+            chunks.append((sequence, min(budget, sequence.num_tokens - sequence.num_computed)))
+            budget -= chunks[-1][1]
+        num_continued = len(chunks)
+        if preempted:
+            self._waiting_reason = "blocks"  # those that stay need every block: nobody is admitted on top
+        else:
+            self._admit(budget, chunks)
+
+        self._plan = build_plan(
+            step=self._step,
+            decodes=decodes,
+            seq_ids=seq_ids,
+            num_tokens=num_tokens,
+            chunks=chunks,
+            copies=copies,
+            admitted=[sequence for sequence, _ in chunks[num_continued:]],
+            preempted=preempted,
+        )
+        return self._plan
+
+    def commit(self, plan: StepPlan, finished: Collection[Sequence], now: float) -> None:  # noqa: ARG002 (as above)
+        """Record that `plan` was run and every due token sampled; `finished` sequences give back their blocks.
+
+        Sequences that `abort` or `finish` ended while the plan was in flight are passed over. So a plan that
+        failed to run is dropped by aborting its requests and committing it.
+        Raises `StepOutOfOrder`, or `InvalidCommit` if `finished` contradicts the plan.
+        """
+        done = set(finished)
+        if plan is not self._plan:
+            raise StepOutOfOrder(
+                f"Step {plan.step} is not in flight.", hint="Commit the plan that schedule() returned last, once."
+            )
+        check_finished(plan, done, self._decoding.at_last_token(plan.step))
+        self._plan = None
+        seq_ids, num_scheduled, sequences = plan.seq_ids, plan.num_scheduled, plan.sequences
+        num_decodes = plan.num_decodes
+        if self._ended_in_flight:
+            alive = [sequence.state is SequenceState.RUNNING for sequence in sequences]
+            seq_ids, num_scheduled = seq_ids[alive], num_scheduled[alive]
+            sequences = [sequence for sequence, lives in zip(sequences, alive, strict=True) if lives]
+            num_decodes = sum(alive[:num_decodes])
+            self._ended_in_flight = False
+        self.memory.fill(seq_ids, num_scheduled)
+        self._decoding.advance(plan.step)
+        for sequence in islice(sequences, num_decodes):
+            sequence.num_computed = sequence.num_tokens
+            sequence.num_tokens += 1
+        for sequence, tokens in zip(sequences[num_decodes:], num_scheduled[num_decodes:].tolist(), strict=True):
+            sequence.num_computed += tokens
+            if sequence.num_computed == sequence.num_tokens:
+                self._complete_prefill(sequence, done)
+        if done:
+            for sequence in sequences:  # in the plan's order: that of a set would not be reproducible
+                if sequence in done:
+                    self._end(sequence)
+
+    def _grow_decodes(
+        self, copies: list[CopyPairs], preempted: list[Sequence]
+    ) -> tuple[list[Sequence], SequenceIds, NDArray[np.int32]]:
+        """Slots for one token of each decode, at the cost of the latest while blocks are short."""
+        while True:
+            index = self._decoding.pick(self.config.max_num_batched_tokens)
+            picked = self._decoding.at(index)
+            if not picked[0]:
+                return picked
+            try:
+                copies.append(self.memory.append(picked[1]))
+            except OutOfBlocks:
+                preempted.append(self._preempt_latest())
+            else:
+                self._decoding.mark(index, self._step)
+                return picked
+
+    def _preempt_latest(self) -> Sequence:
+        victim = max((group[-1] for group in (self._prefilling, self._decoding.sequences) if group), key=_precedence)
+        self._leave_memory(victim)
+        self._back_to_queue(victim, dropped=victim.num_computed)
+        return victim
+
+    def _admit(self, budget: int, chunks: list[tuple[Sequence, int]]) -> None:
+        """Admit while budget, seats and blocks allow, and append the first chunk of each."""
+        if self._nothing_admissible:
+            return
+        seats = (
+            self.config.max_num_seqs - len(self._decoding) - sum(sequence.num_seats for sequence in self._prefilling)
+        )
+        blocked = 0
+        self._waiting_reason = "budget"
+        while budget and (sequence := self._waiting.candidate(blocked)):
+            obstacle = self._obstacle(sequence, seats)
+            if obstacle is None:
+                seats -= sequence.num_seats
+                tokens = min(budget, sequence.num_tokens)
+                budget -= tokens
+                self._enter_memory(sequence)
+                chunks.append((sequence, tokens))
+            else:
+                if blocked == 0:
+                    self._waiting_reason = obstacle
+                blocked += 1
+        # Free blocks and seats only shrink until something ends or is added: no need to look again before.
+        self._nothing_admissible = budget > 0
+
+    def _obstacle(self, sequence: Sequence, seats: int) -> WaitingReason | None:
+        if sequence.num_seats > seats:
+            return "seats"
+        fits = self.memory.can_admit(
+            sequence.num_tokens,
+            final_tokens=sequence.request.cached_len,
+            keep_free=self._watermark_blocks if self.num_running else 0,
+        )
+        return None if fits else "blocks"
+
+    def _enter_memory(self, sequence: Sequence) -> None:
+        request = sequence.request
+        sequence.seq_id = self.memory.admit(
+            sequence.num_tokens, final_tokens=request.cached_len, request_id=request.request_id
+        )
+        self._waiting.take(sequence)
+        sequence.state = SequenceState.RUNNING
+        insort(self._prefilling, sequence, key=_precedence)
+
+    def _leave_memory(self, sequence: Sequence) -> None:
+        self.memory.release(sequence.seq_id)
+        sequence.seq_id = -1
+        if sequence in self._prefilling:
+            self._prefilling.remove(sequence)
+        else:
+            self._decoding.remove(sequence)
+
+    def _complete_prefill(self, sequence: Sequence, done: set[Sequence]) -> None:
+        """It has sampled a token; if that was the prompt's first, its siblings fork before it may leave."""
+        sequence.num_tokens += 1
+        self._prefilling.remove(sequence)
+        self._decoding.add(sequence, self._step)
+        for sibling in sequence.request.pending_forks:
+            sibling.num_tokens = sequence.num_tokens
+            if sibling in done:
+                self._end(sibling)
+            else:
+                self._fork(sequence, sibling)
+
+    def _fork(self, parent: Sequence, sibling: Sequence) -> None:
+        request = parent.request
+        try:
+            seq_id, copies = self.memory.fork(
+                parent.seq_id, request_id=request.request_id, final_tokens=request.cached_len
+            )
+        except OutOfBlocks:  # contiguous memory: it computes the prompt on its own later
+            self._back_to_queue(sibling, dropped=parent.num_computed)
+            return
+        self._fork_copies.append(copies)
+        sibling.seq_id, sibling.num_computed, sibling.state = seq_id, parent.num_computed, SequenceState.RUNNING
+        self._decoding.add(sibling, self._step)
+
+    def _back_to_queue(self, sequence: Sequence, *, dropped: int) -> None:
+        self.num_preemptions += 1
+        self.num_recomputed_tokens += dropped
+        sequence.num_preemptions += 1
+        sequence.num_computed = 0
+        self._enqueue(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.WAITING
+        self._waiting.add(sequence)
+        self._nothing_admissible = False
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence.state is SequenceState.RUNNING:
+            self._leave_memory(sequence)
+        elif sequence.state is SequenceState.WAITING:
+            self._waiting.remove(sequence)
+        sequence.state = SequenceState.FINISHED
+        self._nothing_admissible = False
+        request = sequence.request
+        if all(other.state is SequenceState.FINISHED for other in request.sequences):
+            del self._requests[request.request_id]
