@@ -21,6 +21,18 @@ class OutOfBlocks(MemoryLayerError):
         self.free = free
 
 
+class RegionFull(OutOfBlocks):
+    """A contiguous sequence would outgrow its region, which no release of another sequence can enlarge.
+
+    Attributes: `needed` blocks beyond the region, `free` (always 0: those it could get).
+    """
+
+    def __init__(self, needed: int, region: int) -> None:
+        super().__init__(needed, 0, hint="Admit sequences with the final_tokens that they will grow to.")
+        self.message = f"A sequence needs {needed} blocks more than its region of {region}, which cannot grow."
+        self.region = region
+
+
 class OutOfRows(MemoryLayerError):
     """Every row of the block-table matrix is taken: `max_num_seqs` sequences are alive."""
 
@@ -29,6 +41,17 @@ class UnknownSequence(MemoryLayerError, KeyError):
     """No live sequence has this id: it was never issued, or it has been released."""
 
     __str__ = LooseleafError.__str__
+
+
+class DuplicateSequence(MemoryLayerError, ValueError):
+    """One batched call names the same sequence twice."""
+
+
+class UncomputedTokens(MemoryLayerError):
+    """A fork was asked for while the sequence has slots that still wait for their keys and values.
+
+    Both sequences would write them, into the same slots.
+    """
 
 
 class InvalidSize(MemoryLayerError, ValueError):

@@ -119,7 +119,9 @@ class KVMemory(Protocol):
         """Record that the next `num_tokens` tokens of each sequence have been computed."""
         ...
 
-    def fork(self, seq: SequenceId, *, request_id: str = "", final_tokens: int | None = None) -> tuple[SequenceId, CopyPairs]:
+    def fork(
+        self, seq: SequenceId, *, request_id: str = "", final_tokens: int | None = None
+    ) -> tuple[SequenceId, CopyPairs]:
         """A second sequence with the same tokens. Paged memory shares every block and copies nothing;
         contiguous memory takes a region of its own and returns the copies."""
         ...

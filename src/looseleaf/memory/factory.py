@@ -1,0 +1,44 @@
+"""One name per allocator, so that any run can be made under any of them."""
+
+from __future__ import annotations
+
+from looseleaf.errors import ConfigurationError
+from looseleaf.memory.contiguous import RESERVE_MAX, RESERVE_ORACLE, RESERVE_POW2, ContiguousManager
+from looseleaf.memory.events import EventStream
+from looseleaf.memory.interface import KVMemory
+from looseleaf.memory.manager import BlockManager
+
+_RESERVATIONS = {reservation.name: reservation for reservation in (RESERVE_MAX, RESERVE_POW2, RESERVE_ORACLE)}
+
+ALLOCATORS = (BlockManager.allocator, *_RESERVATIONS)
+
+
+def make_manager(
+    allocator: str,
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_blocks_per_seq: int | None = None,
+    *,
+    max_model_len: int | None = None,
+    events: EventStream | None = None,
+) -> KVMemory:
+    """The memory manager called `allocator`, one of `ALLOCATORS`; otherwise `ConfigurationError`.
+
+    `max_model_len` tokens (default: what a table row addresses) is what `contiguous-max` reserves for everyone.
+    """
+    if allocator == BlockManager.allocator:
+        return BlockManager(num_blocks, block_size, max_num_seqs, max_blocks_per_seq, events=events)
+    if allocator not in _RESERVATIONS:
+        raise ConfigurationError(
+            f"There is no allocator {allocator!r}.", hint=f"Choose one of {', '.join(ALLOCATORS)}."
+        )
+    return ContiguousManager(
+        num_blocks,
+        block_size,
+        max_num_seqs,
+        max_blocks_per_seq,
+        reservation=_RESERVATIONS[allocator],
+        max_model_len=max_model_len,
+        events=events,
+    )

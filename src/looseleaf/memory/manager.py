@@ -1,0 +1,259 @@
+"""Paged memory: blocks are taken as tokens need them, shared by forks, and copied on the first write."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+import numpy as np
+
+from looseleaf.memory.base import SequenceMemory, parallel
+from looseleaf.memory.errors import OutOfBlocks
+from looseleaf.memory.events import Allocate, Copy, EventStream, Share
+from looseleaf.memory.interface import NO_COPIES, Blocks, CopyPairs, SequenceId, SequenceIds, SlotUsage
+from looseleaf.memory.pool import BlockPool
+from looseleaf.memory.sizes import checked_count
+from looseleaf.memory.tables import Rows
+
+
+class BlockManager(SequenceMemory):
+    """The transactions of paged attention (Kwon et al. 2023, §4) over a pool and the block tables.
+
+    A sequence holds exactly the blocks that its tokens begin to fill. Slots that still wait for their token
+    (`filled` to `length`) are always in blocks that no other sequence holds.
+    """
+
+    allocator = "paged"
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_blocks_per_seq: int | None = None,
+        *,
+        events: EventStream | None = None,
+    ) -> None:
+        super().__init__(num_blocks, block_size, max_num_seqs, max_blocks_per_seq, events)
+        self._pool = BlockPool(num_blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.num_free
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """ceil(num_tokens / block_size)."""
+        return -(-checked_count("num_tokens", num_tokens, maximum=sys.maxsize) // self.block_size)
+
+    @property
+    def _largest_possible(self) -> int:
+        return self.num_blocks
+
+    def can_admit(self, num_tokens: int, *, final_tokens: int | None = None, keep_free: int = 0) -> bool:
+        """Would `admit` succeed now and leave `keep_free` blocks free?"""
+        num_tokens, _ = self._checked_growth(num_tokens, final_tokens)
+        keep_free = checked_count("keep_free", keep_free, minimum=0)
+        return (
+            num_tokens <= self.max_tokens_per_seq
+            and self._tables.num_free_rows > 0
+            and self.blocks_for(num_tokens) + keep_free <= self._pool.num_free
+        )
+
+    def admit(
+        self, num_tokens: int, *, final_tokens: int | None = None, request_id: str = "", filled: int = 0
+    ) -> SequenceId:
+        """Give a new sequence of `num_tokens >= 1` tokens its blocks; `filled` of them are already computed.
+
+        Raises `InvalidSize`, `OutOfRows` or `OutOfBlocks`.
+        """
+        num_tokens, _ = self._checked_growth(num_tokens, final_tokens)
+        filled = checked_count("filled", filled, minimum=0, maximum=num_tokens)
+        self._require_addressable(num_tokens)
+        self._tables.require_row()
+        needed = self.blocks_for(num_tokens)
+        self._require_free(needed)
+        blocks = self._pool.allocate(needed)
+        seq = self._tables.open(blocks, num_tokens, filled, request_id)
+        self._emit_allocate(seq, request_id, blocks)
+        return seq
+
+    def blocks_to_append(self, seqs: SequenceIds, num_tokens: int = 1) -> int:
+        """Free blocks that `append` with the same arguments would take, copies on write included."""
+        return self._plan_growth(seqs, num_tokens).needed
+
+    def append(self, seqs: SequenceIds, num_tokens: int = 1) -> CopyPairs:
+        """Grow each of the (distinct) sequences by `num_tokens >= 1` slots, all of them or none.
+
+        A sequence whose new tokens begin in a block that another one holds too gets a copy of that block;
+        when all holders of a block grow in one call, the last of them keeps the original.
+        Raises `InvalidSize`, `UnknownSequence`, `DuplicateSequence` or `OutOfBlocks`.
+        """
+        growth = self._plan_growth(seqs, num_tokens)
+        tables = self._tables
+        if growth.needed == 0:
+            tables.lengths[growth.rows] = growth.lengths
+            return NO_COPIES
+        self._require_free(growth.needed)
+        taken = self._pool.allocate(growth.needed)
+        copies = NO_COPIES
+        num_copies = len(growth.copied)
+        if num_copies:
+            copies = CopyPairs(growth.copied, taken[:num_copies])
+            tables.flat[growth.copy_at] = copies.destination
+            self._pool.unshare(copies.source)
+        fresh = taken[num_copies:]
+        owners = np.repeat(growth.rows, growth.missing)
+        if len(fresh):
+            # A row's new blocks follow those it holds: its k-th one goes k columns further.
+            ends = growth.missing.cumsum()
+            first = tables.num_blocks.take(growth.rows) - (ends - growth.missing)
+            columns = np.repeat(first, growth.missing) + np.arange(len(fresh))
+            tables.flat[owners * tables.width + columns] = fresh
+            tables.num_blocks[growth.rows] += growth.missing
+        tables.lengths[growth.rows] = growth.lengths
+        if self.events:
+            self._emit_growth(copies, growth.copy_at // tables.width, fresh, owners)
+        return copies
+
+    def fork(
+        self, seq: SequenceId, *, request_id: str = "", final_tokens: int | None = None
+    ) -> tuple[SequenceId, CopyPairs]:
+        """A second sequence with the same tokens, which shares every block; there is nothing to copy yet.
+
+        Raises `UnknownSequence`, `UncomputedTokens` or `OutOfRows`.
+        """
+        tables = self._tables
+        row = tables.row(seq)
+        length = int(tables.lengths[row])
+        if final_tokens is not None:
+            checked_count("final_tokens", final_tokens, minimum=length)
+        self._require_computed(row)
+        tables.require_row()
+        blocks = tables.blocks(row).copy()
+        self._pool.share(blocks)
+        child = tables.open(blocks, length, length, request_id)
+        if self.events:
+            sequences, requests = parallel(child, request_id, len(blocks))
+            self.events.emit(Share(self.step, blocks, sequences, requests, seq))
+        return child, NO_COPIES
+
+    def truncate(self, seq: SequenceId, num_tokens: int) -> None:
+        """Forget all tokens from `num_tokens >= 1` on; blocks that are left without a token are given up.
+
+        Raises `UnknownSequence`, or `InvalidSize` when the sequence is shorter.
+        """
+        row, num_tokens = self._checked_truncation(seq, num_tokens)
+        tables = self._tables
+        kept = self.blocks_for(num_tokens)
+        dropped = tables.blocks(row)[kept:].copy()
+        returned = self._pool.drop(dropped)
+        tables.blocks(row)[kept:] = 0
+        tables.num_blocks[row] = kept
+        tables.lengths[row] = num_tokens
+        tables.filled[row] = min(num_tokens, int(tables.filled[row]))
+        self._emit_free(seq, tables.request_ids[row], dropped, returned)
+
+    def release(self, seq: SequenceId) -> None:
+        """End the sequence. Blocks that nobody else holds are free again. Raises `UnknownSequence`."""
+        row = self._tables.row(seq)
+        blocks = self._tables.blocks(row).copy()
+        request_id = self._tables.request_ids[row]
+        returned = self._pool.drop(blocks)
+        self._tables.close(row)
+        self._emit_free(seq, request_id, blocks, returned)
+
+    def usage(self) -> SlotUsage:
+        """Where every slot is; O(sequences), and O(held blocks) while any block is shared."""
+        tables, size = self._tables, self.block_size
+        held = self.num_blocks - self._pool.num_free
+        named = int(tables.num_blocks.sum(dtype=np.int64))
+        tokens = int(tables.filled.sum(dtype=np.int64))
+        begun = int(tables.lengths.sum(dtype=np.int64))
+        if named > held:
+            # Holders of a block may reach differently far into it: it holds what the furthest of them has there.
+            rows, columns, blocks = tables.entries()
+            starts = columns * size
+            physical, of = np.unique(blocks, return_inverse=True)
+            reach = np.zeros((2, len(physical)), np.int64)
+            np.maximum.at(reach[0], of, np.clip(tables.filled[rows] - starts, 0, size))
+            np.maximum.at(reach[1], of, np.clip(tables.lengths[rows] - starts, 0, size))
+            tokens, begun = (int(total) for total in reach.sum(axis=1))
+        free = self._pool.num_free * size
+        return SlotUsage(
+            total=self.num_blocks * size,
+            token_states=tokens,
+            reserved=begun - tokens,
+            internal_fragmentation=held * size - begun,
+            free=free,
+            largest_free_run=free,
+            saved_by_sharing=(named - held) * size,
+        )
+
+    def _require_free(self, needed: int) -> None:
+        if needed > self._pool.num_free:
+            raise OutOfBlocks(needed, self._pool.num_free)
+
+    def _plan_growth(self, seqs: SequenceIds, num_tokens: int) -> _Growth:
+        """Everything that `append` would do, changing nothing."""
+        num_tokens = checked_count("num_tokens", num_tokens)
+        tables = self._tables
+        rows = tables.rows(seqs)
+        before = tables.lengths.take(rows)
+        if len(rows):
+            self._require_addressable(int(before.max()) + num_tokens)
+        lengths = before + num_tokens
+        held = tables.num_blocks.take(rows)
+        missing = (lengths - 1) // self.block_size + 1 - held
+        tails = rows * tables.width + (held - 1)
+        tail_blocks = tables.flat.take(tails)
+        shared = (self._pool.refcounts.take(tail_blocks) > 1) & (before < held * self.block_size)
+        at = np.flatnonzero(shared)
+        if len(at):
+            at = self._without_keepers(at, tail_blocks)
+        return _Growth(rows, lengths, missing, tails[at], tail_blocks[at], int(missing.sum()) + len(at))
+
+    def _without_keepers(self, at: Rows, tail_blocks: Blocks) -> Rows:
+        """Of the writers into shared blocks, those that must copy: when all holders write, the last one need not."""
+        blocks = tail_blocks[at]
+        written, last_from_end, writers = np.unique(blocks[::-1], return_index=True, return_counts=True)
+        all_write = writers == self._pool.refcounts[written]
+        return np.delete(at, len(at) - 1 - last_from_end[all_write])
+
+    def _emit_growth(self, copies: CopyPairs, copy_rows: Rows, fresh: Blocks, fresh_rows: Rows) -> None:
+        names = self._tables.request_ids
+        if len(copies.source):
+            requests = tuple(names[row] for row in copy_rows)
+            sequences = self._tables.ids(copy_rows)
+            self.events.emit(Copy(self.step, copies.destination.copy(), sequences, requests, copies.source.copy()))
+        if len(fresh):
+            requests = tuple(names[row] for row in fresh_rows)
+            self.events.emit(Allocate(self.step, fresh, self._tables.ids(fresh_rows), requests))
+
+    def _findings(self) -> list[str]:
+        tables, size = self._tables, self.block_size
+        findings = [
+            f"row {row} has {tables.num_blocks[row]} blocks for {tables.lengths[row]} tokens"
+            for row in np.flatnonzero(tables.num_blocks != -(-tables.lengths // size))
+        ]
+        rows, columns, blocks = tables.entries()
+        inside = (blocks >= 0) & (blocks < self.num_blocks)
+        rows, columns, blocks = rows[inside], columns[inside], blocks[inside]
+        holders = np.bincount(blocks, minlength=self.num_blocks)
+        findings += self._pool.audit(holders)
+        pending = (tables.filled[rows] < (columns + 1) * size) & (tables.lengths[rows] > columns * size)
+        pending &= tables.filled[rows] < tables.lengths[rows]
+        for entry in np.flatnonzero(pending & (holders[blocks] > 1)):
+            findings.append(f"row {rows[entry]} will write into block {blocks[entry]}, which another sequence holds")
+        return findings
+
+
+class _Growth(NamedTuple):
+    """What one `append` does; the first three arrays are parallel to its sequences."""
+
+    rows: Rows
+    lengths: Blocks
+    missing: Blocks
+    copy_at: Rows
+    """Flat positions in the table matrix whose blocks are replaced by copies."""
+    copied: Blocks
+    needed: int
