@@ -1,0 +1,77 @@
+"""Drawing one token per row: temperature, min_p, top_k, top_p, then the inverse of the cumulative distribution.
+
+Each row's result is a function of that row, its parameters and its random number alone: every sum runs within
+the row, in an order that does not depend on how many rows there are. A token of probability zero is never drawn.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from looseleaf.engine.row_order import Floats, TokenIds, descending, kth_largest
+from looseleaf.engine.sampling_rows import Indices, SamplingBatch
+
+
+def invert(weights: NDArray[np.floating], number: float) -> int:
+    """Index drawn by `number` in [0, 1) from non-negative `weights` (not all zero, any sum).
+
+    It is the first whose cumulative weight exceeds `number` * total, so its own weight is positive.
+    """
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    return int(np.searchsorted(cumulative, number * cumulative[-1], side="right"))
+
+
+def nucleus(weights: Floats, total: float, top_p: float) -> NDArray[np.intp]:
+    """Indices of the nucleus of `weights`, most likely first: those before which less than top_p * total lies."""
+    order = descending(weights)
+    sorted_weights = weights[order].astype(np.float64)
+    before = np.cumsum(sorted_weights) - sorted_weights
+    return order[: max(1, int(np.count_nonzero(before < top_p * total)))]
+
+
+def draw_top_k(row: Floats, entry: int, batch: SamplingBatch) -> int:
+    """Draw from one row (`[vocab]`, finite maximum) where top_k is on: only the tokens kept are looked at."""
+    peak, temperature = row.max(), batch.temperature[entry]
+    floor = max(kth_largest(row, batch.top_k[entry]), peak + temperature * batch.log_min_p[entry])
+    ids = np.flatnonzero(row >= floor)
+    weights = np.exp((row[ids] - peak) / temperature)
+    top_p = batch.top_p[entry]
+    if top_p < 1:
+        kept = nucleus(weights, float(weights.sum(dtype=np.float64)), top_p)
+        ids, weights = ids[kept], weights[kept]
+    return int(ids[invert(weights, batch.uniform[entry])])
+
+
+def draw_full(logits: Tensor, entries: Indices, batch: SamplingBatch) -> TokenIds:
+    """Draw from rows (`[r, vocab]`, finite maxima, overwritten) where top_k is off."""
+    logits -= logits.amax(-1, keepdim=True)
+    logits /= torch.from_numpy(batch.temperature[entries]).unsqueeze(1)
+    floor = batch.log_min_p[entries]
+    if (floor > -np.inf).any():
+        logits.masked_fill_(logits < torch.from_numpy(floor).unsqueeze(1), -torch.inf)
+    probabilities = torch.softmax(logits, -1)
+    tokens = np.empty(len(entries), np.int64)
+    top_p = batch.top_p[entries]
+    for i in np.flatnonzero(top_p < 1).tolist():
+        tokens[i] = _draw_top_p(probabilities[i].numpy(), top_p[i], batch.uniform[entries[i]])
+    unfiltered = np.flatnonzero(top_p == 1)
+    if unfiltered.size:
+        if unfiltered.size < len(entries):
+            probabilities = probabilities[torch.from_numpy(unfiltered)]
+        cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+        numbers = torch.from_numpy(batch.uniform[entries[unfiltered]]).unsqueeze(1)
+        drawn = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
+        tokens[unfiltered] = drawn.squeeze(1).numpy()
+    return tokens
+
+
+def _draw_top_p(probabilities: Floats, top_p: float, number: float) -> int:
+    # Tokens this unlikely hold less than (1 - top_p) / 2 between them all, so the nucleus ends before the first
+    # of them; leaving them out first spares sorting the vocabulary.
+    ids = np.flatnonzero(probabilities > (1 - top_p) / (2 * len(probabilities)))
+    candidates = probabilities[ids]
+    kept = nucleus(candidates, 1.0, top_p)
+    return int(ids[kept[invert(candidates[kept], number)]])

@@ -1,0 +1,63 @@
+"""What a request returns. Field names are vLLM's, so code that reads its results reads these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Logprob(NamedTuple):
+    logprob: float
+    rank: int | None = None
+    """1 is the most likely token of the vocabulary."""
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sample. While a request streams, `text` and `token_ids` are all so far."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    """Sum of the sampled tokens' logprobs; None unless logprobs were asked for or needed to rank samples."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """By position: token id to logprob; the sampled token and the most likely ones."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop token id or stop string that ended the sample; None for end-of-sequence and length."""
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times in seconds on the engine's clock; None until it happened."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """By prompt position; the first is None, as nothing predicts it."""
+    metrics: RequestMetrics | None = None
+
+
+def select_best(outputs: Sequence[CompletionOutput], n: int) -> list[CompletionOutput]:
+    """The `n` samples of highest cumulative logprob, best first, numbered anew from 0 (`best_of`)."""
+    ranked = sorted(outputs, key=lambda output: (-(output.cumulative_logprob or 0.0), output.index))
+    return [replace(output, index=index) for index, output in enumerate(ranked[:n])]

@@ -1,0 +1,121 @@
+"""From a step's logits to its tokens.
+
+For each row, in this order: logit bias, forbidden ends (min_tokens), penalties; then greedy rows take the most
+likely token (the lowest id of equals), and the others are drawn after temperature, min_p, top_k and top_p.
+Reported logprobs are of the logits as the model gave them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from looseleaf.engine.draw import draw_full, draw_top_k
+from looseleaf.engine.logprobs import TokenLogprobs, row_slices, token_logprobs
+from looseleaf.engine.row_order import Floats, TokenIds
+from looseleaf.engine.sampling_errors import SamplingFailed
+from looseleaf.engine.sampling_rows import Indices, SamplingBatch
+
+FAILED_TOKEN = -1
+Pick = Callable[[Tensor, Indices, SamplingBatch], TokenIds]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOutput:
+    """One entry per entry of the batch."""
+
+    token_ids: NDArray[np.int64]
+    """-1 where sampling failed."""
+    failures: dict[int, SamplingFailed]
+    """By entry; empty in a healthy step."""
+    logprobs: dict[int, TokenLogprobs]
+    """By entry, for those that asked and did not fail."""
+
+
+@np.errstate(over="ignore")  # Models pad their vocabulary with the lowest float; halving the temperature overflows it.
+def sample(logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
+    """Sample one token for each entry of `batch` from `logits` (float32 `[rows, vocab]`), which are not changed.
+
+    A row without a usable maximum (a NaN or infinity from the model, or every token forbidden) fails alone.
+    """
+    vocab_size = logits.shape[-1]
+    tokens = np.full(len(batch), FAILED_TOKEN, np.int64)
+    failures: dict[int, SamplingFailed] = {}
+    edited = np.zeros(len(batch), np.bool_)
+    edited[list(batch.edits)] = True
+    narrow = batch.random & (batch.top_k > 0) & (batch.top_k < vocab_size)
+
+    greedy = np.flatnonzero(~(batch.random | edited))
+    if greedy.size:
+        tokens[greedy] = _argmax(logits, batch.logits_index[greedy], greedy, failures)
+    for entries, pick in (
+        (np.flatnonzero(edited & ~batch.random), _pick_most_likely),
+        (np.flatnonzero(narrow), _pick_top_k),
+        (np.flatnonzero(batch.random & ~narrow), draw_full),
+    ):
+        for part in row_slices(len(entries), vocab_size):
+            tokens[entries[part]] = _sample_rows(logits, entries[part], batch, pick, failures)
+
+    wanted = np.flatnonzero((batch.num_logprobs >= 0) & (tokens != FAILED_TOKEN))
+    logprobs = token_logprobs(logits, batch.logits_index[wanted], tokens[wanted], batch.num_logprobs[wanted])
+    return SamplerOutput(tokens, failures, dict(zip(wanted.tolist(), logprobs, strict=True)))
+
+
+def _argmax(logits: Tensor, index: Indices, entries: Indices, failures: dict[int, SamplingFailed]) -> TokenIds:
+    """Greedy tokens straight from the logits, without copying a row."""
+    if logits.device.type == "cpu":
+        # NumPy's argmax takes a tenth of torch's time on one core; both give the first of equals, and a NaN if any.
+        rows: Floats = logits.numpy()
+        best = rows.argmax(-1)[index] if len(index) * 2 >= len(rows) else np.array([rows[i].argmax() for i in index])
+        peak = rows[index, best]
+    else:
+        rows_on_device = torch.from_numpy(index).to(logits.device)
+        values, best_on_device = logits.index_select(0, rows_on_device).max(-1)
+        best, peak = best_on_device.cpu().numpy(), values.cpu().numpy()
+    return np.where(_usable(peak, entries, failures), best, FAILED_TOKEN)
+
+
+def _sample_rows(
+    logits: Tensor, entries: Indices, batch: SamplingBatch, pick: Pick, failures: dict[int, SamplingFailed]
+) -> TokenIds:
+    """Copy the rows of `entries`, edit the copy, and `pick` from it."""
+    index = torch.from_numpy(batch.logits_index[entries]).to(logits.device)
+    scratch = logits.index_select(0, index).cpu()
+    rows = scratch.numpy()
+    for i, entry in enumerate(entries.tolist()):
+        if (edits := batch.edits.get(entry)) is not None:
+            edits.apply(rows[i], int(batch.num_output[entry]))
+    usable = _usable(scratch.amax(-1).numpy(), entries, failures)
+    if not usable.all():
+        rows[~usable] = 0
+    return np.where(usable, pick(scratch, entries, batch), FAILED_TOKEN)
+
+
+def _usable(peak: Floats, entries: Indices, failures: dict[int, SamplingFailed]) -> NDArray[np.bool_]:
+    """Which rows have a finite maximum (maxima pass a NaN on); the others are entered in `failures`."""
+    usable = np.isfinite(peak)
+    for entry in np.flatnonzero(~usable).tolist():
+        if peak[entry] == -np.inf:
+            failure = SamplingFailed("Every token is forbidden here.", hint="Loosen min_tokens or the stop tokens.")
+        else:
+            failure = SamplingFailed(
+                f"The model's logits for this token contain {peak[entry]}.",
+                hint="Check the weights and the dtype; float32 is the safest.",
+            )
+        failures[int(entries[entry])] = failure
+    return usable
+
+
+def _pick_most_likely(logits: Tensor, _entries: Indices, _batch: SamplingBatch) -> TokenIds:
+    best: TokenIds = logits.numpy().argmax(-1)
+    return best
+
+
+def _pick_top_k(logits: Tensor, entries: Indices, batch: SamplingBatch) -> TokenIds:
+    rows = zip(logits.numpy(), entries.tolist(), strict=True)
+    return np.array([draw_top_k(row, entry, batch) for row, entry in rows], np.int64)
