@@ -10,11 +10,13 @@ import torch
 from looseleaf.models.errors import InvalidModelConfig
 from looseleaf.models.rope import RopeScaling
 
+MAX_LAYERS = 1 << 12
+
 _LARGEST = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 20,
     "intermediate_size": 1 << 22,
-    "num_layers": 1 << 12,
+    "num_layers": MAX_LAYERS,
     "num_heads": 1 << 12,
     "num_kv_heads": 1 << 12,
     "head_dim": 1 << 12,
@@ -59,10 +61,10 @@ class ModelConfig:
         for name, largest in _LARGEST.items():
             if not 1 <= getattr(self, name) <= largest:
                 raise InvalidModelConfig(f"{name} is {getattr(self, name)}; it must be between 1 and {largest}.")
-        for name in ("rms_norm_eps", "rope_theta"):
+        for name, above in (("rms_norm_eps", 0), ("rope_theta", 1)):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidModelConfig(f"{name} is {value}; it must be a finite number above 0.")
+            if not (math.isfinite(value) and value > above):
+                raise InvalidModelConfig(f"{name} is {value}; it must be a finite number above {above}.")
         if self.num_heads % self.num_kv_heads:
             raise InvalidModelConfig(
                 f"{self.num_heads} query heads cannot be shared out among {self.num_kv_heads} key-value heads."
@@ -73,16 +75,12 @@ class ModelConfig:
             raise InvalidModelConfig(
                 f"The attention kind of {len(self.sliding_windows)} layers is given; the model has {self.num_layers}."
             )
-        if any(window is not None and window < 1 for window in self.sliding_windows):
-            raise InvalidModelConfig(f"A sliding window must be at least 1; found {min(self._windows())}.")
+        if shortest := [window for window in self.sliding_windows if window is not None and window < 1]:
+            raise InvalidModelConfig(f"A sliding window must be at least 1; found {min(shortest)}.")
         outside = [token for token in (*self.eos_token_ids, self.bos_token_id or 0) if not 0 <= token < self.vocab_size]
         if outside:
             raise InvalidModelConfig(f"Special token ids {outside} lie outside the vocabulary of {self.vocab_size}.")
 
-    def _windows(self) -> list[int]:
-        return [window for window in self.sliding_windows if window is not None]
-
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes that one token's keys and values take: 2 · layers · KV heads · head_dim · bytes per number."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
-

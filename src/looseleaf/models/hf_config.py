@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from looseleaf.models.config import ModelConfig
+from looseleaf.models.config import MAX_LAYERS, ModelConfig
 from looseleaf.models.errors import InvalidModelConfig, UnsupportedModel
 from looseleaf.models.registry import Family, family_of
-from looseleaf.models.rope import Llama3Scaling, LinearScaling, RopeScaling, YarnScaling
+from looseleaf.models.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
 _MISSING = object()
 
@@ -34,6 +34,12 @@ class Fields:
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
             raise InvalidModelConfig(f"{key} is {value!r}; a whole number is expected.")
+        return value
+
+    def count(self, key: str, default: Any = _MISSING, *, at_most: int = 1 << 24) -> int:
+        value = self.integer(key, default)
+        if not 1 <= value <= at_most:
+            raise InvalidModelConfig(f"{key} is {value}; it must be between 1 and {at_most}.")
         return value
 
     def number(self, key: str, default: Any = _MISSING) -> float:
@@ -87,10 +93,9 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     family = _family(config)
     _refuse_unsupported(config)
     hidden_size = config.integer("hidden_size")
-    num_heads = config.integer("num_attention_heads")
-    if num_heads < 1:
-        raise InvalidModelConfig(f"num_attention_heads is {num_heads}; it must be at least 1.")
-    max_positions = config.integer("max_position_embeddings")
+    num_heads = config.count("num_attention_heads")
+    num_layers = config.count("num_hidden_layers", at_most=MAX_LAYERS)
+    max_positions = config.count("max_position_embeddings")
     theta, scaling = _rotary(config, max_positions)
     attention_bias = config.boolean("attention_bias", False)
     bos = config.token_ids("bos_token_id")
@@ -99,7 +104,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=config.integer("num_key_value_heads", num_heads),
         head_dim=_head_dim(config, family, hidden_size, num_heads),
@@ -112,7 +117,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         attention_output_bias=attention_bias and family.qkv_bias is None,
         mlp_bias=config.boolean("mlp_bias", False) and family.architecture == "LlamaForCausalLM",
         qk_norm=family.qk_norm,
-        sliding_windows=_sliding_windows(config, family),
+        sliding_windows=_sliding_windows(config, family, num_layers),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=config.token_ids("eos_token_id"),
     )
@@ -148,19 +153,18 @@ def _head_dim(config: Fields, family: Family, hidden_size: int, num_heads: int) 
     return hidden_size // num_heads
 
 
-def _sliding_windows(config: Fields, family: Family) -> tuple[int | None, ...]:
+def _sliding_windows(config: Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
     """One window per layer. `layer_types` decides where it is given; the families have their own rule without it."""
-    num_layers = config.integer("num_hidden_layers")
     kinds = config.names("layer_types")
     if unknown := sorted(set(kinds or ()) - {"full_attention", "sliding_attention"}):
         raise UnsupportedModel(f"Layers of the type {', '.join(unknown)} are not supported.")
     window = _window(config, family)
     if window is None:
-        return (None,) * min(num_layers, 1 << 12)
+        return (None,) * num_layers
     if kinds is not None:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
     first = config.integer("max_window_layers", 28) if family.window_needs_consent else 0
-    return tuple(window if layer >= first else None for layer in range(min(num_layers, 1 << 12)))
+    return tuple(window if layer >= first else None for layer in range(num_layers))
 
 
 def _window(config: Fields, family: Family) -> int | None:
@@ -181,7 +185,7 @@ def _rotary(config: Fields, max_positions: int) -> tuple[float, RopeScaling | No
     if partial != 1.0:
         raise UnsupportedModel(f"Rotating only {partial:g} of each head is not supported.")
     kind = parameters.text("rope_type", parameters.text("type", "default"))
-    if kind == "default" or kind == "dynamic":
+    if kind in ("default", "dynamic"):
         # Dynamic NTK scaling sets in beyond max_position_embeddings, where this engine never goes.
         return theta, None
     if kind not in ("linear", "llama3", "yarn"):
@@ -193,9 +197,7 @@ def _rotary(config: Fields, max_positions: int) -> tuple[float, RopeScaling | No
         raise InvalidModelConfig(f"The rotary scaling factor is {factor:g}; it must be at least 1.")
     if kind == "linear":
         return theta, LinearScaling(factor)
-    original = parameters.integer("original_max_position_embeddings", max_positions)
-    if original < 1:
-        raise InvalidModelConfig(f"original_max_position_embeddings is {original}; it must be at least 1.")
+    original = parameters.count("original_max_position_embeddings", max_positions)
     return theta, (_llama3 if kind == "llama3" else _yarn)(parameters, factor, original)
 
 

@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 
+def plain_frequencies(head_dim: int, theta: float) -> Tensor:
+    """Radians per position of each of the `head_dim / 2` rotated pairs, float32."""
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
     """Position interpolation (Chen et al. 2023, arXiv:2306.15595): every frequency divided by `factor`."""
@@ -18,8 +23,8 @@ class LinearScaling:
 
     attention_factor = 1.0
 
-    def scale(self, frequencies: Tensor, theta: float) -> Tensor:
-        return frequencies / self.factor
+    def frequencies(self, head_dim: int, theta: float) -> Tensor:
+        return plain_frequencies(head_dim, theta) / self.factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +38,11 @@ class Llama3Scaling:
 
     attention_factor = 1.0
 
-    def scale(self, frequencies: Tensor, theta: float) -> Tensor:
-        turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
+    def frequencies(self, head_dim: int, theta: float) -> Tensor:
+        plain = plain_frequencies(head_dim, theta)
+        turns = self.original_max_position_embeddings * plain / (2 * math.pi)
         kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
-        return (1 - kept) * frequencies / self.factor + kept * frequencies
+        return (1 - kept) * plain / self.factor + kept * plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +56,18 @@ class YarnScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
 
-    def scale(self, frequencies: Tensor, theta: float) -> Tensor:
-        half = frequencies.numel()
-        low = max(math.floor(self._dimension(self.beta_fast, 2 * half, theta)), 0)
-        high = min(math.ceil(self._dimension(self.beta_slow, 2 * half, theta)), 2 * half - 1)
-        ramp = (torch.arange(half, dtype=torch.float32) - low) / max(high - low, 0.001)
+    def frequencies(self, head_dim: int, theta: float) -> Tensor:
+        plain = plain_frequencies(head_dim, theta)
+        low = max(math.floor(self._dimension(self.beta_fast, head_dim, theta)), 0)
+        high = min(math.ceil(self._dimension(self.beta_slow, head_dim, theta)), head_dim - 1)
+        ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
         interpolated = ramp.clamp(0, 1)
-        return frequencies / self.factor * interpolated + frequencies * (1 - interpolated)
+        return plain / self.factor * interpolated + plain * (1 - interpolated)
 
-    def _dimension(self, rotations: float, dim: int, theta: float) -> float:
+    def _dimension(self, rotations: float, head_dim: int, theta: float) -> float:
         """The dimension that turns `rotations` times within the original context."""
         wavelengths = self.original_max_position_embeddings / (rotations * 2 * math.pi)
-        return dim * math.log(wavelengths) / (2 * math.log(theta))
+        return head_dim * math.log(wavelengths) / (2 * math.log(theta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +78,8 @@ class FrequencyDivisors:
 
     attention_factor = 1.0
 
-    def scale(self, frequencies: Tensor, theta: float) -> Tensor:
-        return frequencies / torch.tensor(self.divisors, dtype=torch.float32)
+    def frequencies(self, head_dim: int, theta: float) -> Tensor:
+        return plain_frequencies(head_dim, theta) / torch.tensor(self.divisors, dtype=torch.float32)
 
 
 RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling | FrequencyDivisors
@@ -107,12 +113,8 @@ class RotaryTable:
         dtype: torch.dtype,
         device: torch.device | None = None,
     ) -> None:
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        frequencies = 1.0 / theta**exponents
-        attention_factor = 1.0
-        if scaling is not None:
-            frequencies = scaling.scale(frequencies, theta)
-            attention_factor = scaling.attention_factor
+        frequencies = scaling.frequencies(head_dim, theta) if scaling else plain_frequencies(head_dim, theta)
+        attention_factor = scaling.attention_factor if scaling else 1.0
         self._table = torch.empty(max_positions, head_dim, dtype=dtype, device=device)
         angles = torch.arange(max_positions, dtype=torch.float32, device=device)[:, None] * frequencies.to(device)
         self._table[:, : head_dim // 2] = angles.cos().mul_(attention_factor)

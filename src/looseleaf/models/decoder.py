@@ -1,0 +1,135 @@
+"""The decoder all supported families share: RMS norm, rotary grouped-query attention, gated MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from looseleaf.kernels.interface import AttentionBatch, KVCache
+from looseleaf.models.config import ModelConfig
+from looseleaf.models.rope import RotaryTable, Rotation
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm over the last dimension (Zhang and Sennrich 2019, arXiv:1910.07467), computed in float32.
+
+    Rounded to the model's dtype before the weight multiplies it, as transformers does.
+    """
+    return functional.rms_norm(x.float(), weight.shape, eps=eps).to(x.dtype).mul_(weight)
+
+
+@dataclass(slots=True)
+class DecoderLayer:
+    """One layer's weights. Projections that read the same input are one matrix, so that they are one product."""
+
+    input_norm: Tensor
+    qkv_weight: Tensor
+    """`[(num_heads + 2 · num_kv_heads) · head_dim, hidden]`: queries, keys, values."""
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o_weight: Tensor
+    o_bias: Tensor | None
+    post_attention_norm: Tensor
+    gate_up_weight: Tensor
+    """`[2 · intermediate, hidden]`: gate, up."""
+    gate_up_bias: Tensor | None
+    down_weight: Tensor
+    down_bias: Tensor | None
+    sliding_window: int | None
+
+
+class CausalLM:
+    """A model that reads token ids and the paged cache. For inference only: call it in `torch.inference_mode`.
+
+    Built with uninitialised weights; `looseleaf.models.loader.load_model` fills them.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.config = config
+        self.dtype = dtype
+        self.embedding = empty(config.vocab_size, config.hidden_size)
+        self.layers = [_empty_layer(config, layer, empty) for layer in range(config.num_layers)]
+        self.norm = empty(config.hidden_size)
+        self.lm_head = self.embedding if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size)
+        self._rotary = RotaryTable(
+            config.head_dim, config.max_position_embeddings, config.rope_theta, config.rope_scaling, dtype, device
+        )
+        self._scale = config.head_dim**-0.5
+
+    def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
+        """Run one step over `token_ids` (int64 `[T]`, all sequences one after another) at `positions` (int64 `[T]`).
+
+        Writes the step's keys and values into `kv_cache` and returns the hidden states after the final norm,
+        `[T, hidden]`. Token ids and positions must be in range; the engine checks requests, not this loop.
+        """
+        eps = self.config.rms_norm_eps
+        rotation = self._rotary.at(positions)
+        hidden = functional.embedding(token_ids, self.embedding)
+        for index, layer in enumerate(self.layers):
+            normed = rms_norm(hidden, layer.input_norm, eps)
+            hidden.add_(self._attention(index, layer, normed, rotation, kv_cache, batch))
+            normed = rms_norm(hidden, layer.post_attention_norm, eps)
+            hidden.add_(_mlp(layer, normed))
+        return rms_norm(hidden, self.norm, eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every vocabulary entry for each of `hidden`'s rows (`[R, hidden]`): float32 `[R, vocab]`."""
+        return functional.linear(hidden, self.lm_head).float()
+
+    def _attention(
+        self,
+        index: int,
+        layer: DecoderLayer,
+        normed: Tensor,
+        rotation: Rotation,
+        kv_cache: KVCache,
+        batch: AttentionBatch,
+    ) -> Tensor:
+        config = self.config
+        num_heads, num_rotated = config.num_heads, config.num_heads + config.num_kv_heads
+        heads = functional.linear(normed, layer.qkv_weight, layer.qkv_bias).view(normed.shape[0], -1, config.head_dim)
+        rotated = heads[:, :num_rotated]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query = rms_norm(rotated[:, :num_heads], layer.q_norm, config.rms_norm_eps)
+            key = rms_norm(rotated[:, num_heads:], layer.k_norm, config.rms_norm_eps)
+            rotated = torch.cat((query, key), dim=1)
+        rotated = rotation.apply(rotated)
+        kv_cache.write(index, rotated[:, num_heads:], heads[:, num_rotated:], batch.slots)
+        attended = kv_cache.attend(
+            index, rotated[:, :num_heads], batch, scale=self._scale, sliding_window=layer.sliding_window
+        )
+        return functional.linear(attended.reshape(normed.shape[0], -1), layer.o_weight, layer.o_bias)
+
+
+def _mlp(layer: DecoderLayer, normed: Tensor) -> Tensor:
+    """SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
+    gate, up = functional.linear(normed, layer.gate_up_weight, layer.gate_up_bias).chunk(2, dim=-1)
+    return functional.linear(functional.silu(gate).mul_(up), layer.down_weight, layer.down_bias)
+
+
+def _empty_layer(config: ModelConfig, index: int, empty: Callable[..., Tensor]) -> DecoderLayer:
+    hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * head_dim
+    return DecoderLayer(
+        input_norm=empty(hidden),
+        qkv_weight=empty(qkv, hidden),
+        qkv_bias=empty(qkv) if config.qkv_bias else None,
+        q_norm=empty(head_dim) if config.qk_norm else None,
+        k_norm=empty(head_dim) if config.qk_norm else None,
+        o_weight=empty(hidden, config.num_heads * head_dim),
+        o_bias=empty(hidden) if config.attention_output_bias else None,
+        post_attention_norm=empty(hidden),
+        gate_up_weight=empty(2 * intermediate, hidden),
+        gate_up_bias=empty(2 * intermediate) if config.mlp_bias else None,
+        down_weight=empty(hidden, intermediate),
+        down_bias=empty(hidden) if config.mlp_bias else None,
+        sliding_window=config.sliding_windows[index],
+    )
