@@ -1,0 +1,1 @@
+"""Weights, tokenizers and chat templates: everything a model folder or file holds."""
