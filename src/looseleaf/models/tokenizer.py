@@ -1,0 +1,166 @@
+"""Text to token ids and back, with the model's special tokens and chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from looseleaf.errors import InvalidRequest
+from looseleaf.models.chat_template import ChatTemplate, ChatTemplates, Message
+from looseleaf.models.detokenizer import IncrementalDetokenizer, detokenizer_factory
+from looseleaf.models.gguf_file import GGUFFile
+from looseleaf.models.gguf_tokenizer import build_gguf_tokenizer
+from looseleaf.models.tokenizer_files import TokenizerFiles
+
+
+class Tokenizer:
+    """A model's tokenizer. Immutable once built, so threads may share one.
+
+    Attributes:
+        special_tokens: by role (`"bos_token"`, `"eos_token"`, …), the text of each special token that has one.
+        special_ids: every id that decoding skips by default.
+        bos_token_id: None where the model has none.
+        eos_token_ids: the ids that end a generation, in the model's own order; empty where it names none.
+        chat_templates: empty for a model without one.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        eos_token_ids: Sequence[int] = (),
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        # A file may carry the truncation and padding that it was trained with; a server must do neither.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._detokenizer = detokenizer_factory(backend)
+        self.special_tokens = dict(special_tokens or {})
+        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self.bos_token_id = self._id_of_role("bos_token")
+        eos = self._id_of_role("eos_token")
+        self.eos_token_ids = tuple(eos_token_ids) or (() if eos is None else (eos,))
+        self.chat_templates = ChatTemplates(chat_templates or {}, self.special_tokens)
+
+    @classmethod
+    def from_path(cls, path: Path) -> Tokenizer:
+        """Load from a model folder or a GGUF file."""
+        return cls.from_folder(path) if path.is_dir() else cls.from_gguf(path)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Load tokenizer.json and what lies beside it, as transformers does.
+
+        Raises:
+            ModelNotFound: no such folder, or no tokenizer.json in it.
+            CorruptModelFile: a file that is not the JSON it should be.
+            UnsupportedModel: a tokenizer whose tokens cannot be streamed exactly.
+        """
+        files = TokenizerFiles(folder)
+        return cls(
+            files.backend(),
+            special_tokens=files.special_tokens(),
+            eos_token_ids=files.eos_token_ids(),
+            chat_templates=files.chat_templates(),
+        )
+
+    @classmethod
+    def from_gguf(cls, file: Path | GGUFFile) -> Tokenizer:
+        """Build from the metadata of a GGUF file (pass the opened file where there is one already).
+
+        Raises:
+            ModelNotFound: no such file.
+            CorruptModelFile: a damaged file, or tokenizer metadata that contradicts itself.
+            UnsupportedModel: a kind of tokenizer or pre-tokenizer that is not known.
+        """
+        metadata = (file if isinstance(file, GGUFFile) else GGUFFile(file)).metadata
+        tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
+        backend = build_gguf_tokenizer(metadata)
+
+        def id_of(name: str) -> int | None:
+            index = metadata.get(f"tokenizer.ggml.{name}_token_id")
+            return index if isinstance(index, int) and 0 <= index < len(tokens) else None
+
+        roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+        ids = {f"{role}_token": id_of(name) for role, name in roles.items()}
+        # The end of a turn and of a message end a generation as the end of the sequence does.
+        ends = dict.fromkeys(index for name in ("eos", "eot", "eom") if (index := id_of(name)) is not None)
+        template = metadata.get("tokenizer.chat_template")
+        return cls(
+            backend,
+            special_tokens={role: tokens[index] for role, index in ids.items() if index is not None},
+            eos_token_ids=tuple(ends),
+            chat_templates={"default": template} if template else {},
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included. The model's own vocabulary may be padded beyond it."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. The text of a special token becomes that token, as in transformers.
+
+        `add_special_tokens` frames the text as the model was trained (usually a leading BOS, often nothing).
+
+        Raises:
+            InvalidRequest: `text` holds half a surrogate pair and so is no Unicode text.
+        """
+        try:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequest(
+                f"The prompt is not valid Unicode text: {error}", hint="Pass text, without lone surrogates."
+            ) from error
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`, exactly as the tokens spell it (no clean-up of spaces).
+
+        Bytes that are no UTF-8 become U+FFFD; ids beyond the vocabulary become nothing.
+
+        Raises:
+            InvalidRequest: a negative id.
+        """
+        try:
+            return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        except (OverflowError, TypeError) as error:
+            raise InvalidRequest(f"Not token ids: {error}", hint="Token ids are integers from 0.") from error
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
+        """A new incremental detokeniser for one sequence; its texts add up to `decode` of all the ids."""
+        return self._detokenizer(skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt that `messages` make; see `ChatTemplate.render`. Encode it without special tokens.
+
+        Raises:
+            NoChatTemplate, InvalidMessages, MessagesRefused, ChatTemplateError.
+        """
+        template: ChatTemplate = self.chat_templates.choose(with_tools=bool(tools))
+        return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of `apply_chat_template`: the template writes every special token, none is added."""
+        prompt = self.apply_chat_template(messages, tools, add_generation_prompt, **variables)
+        return self.encode(prompt, add_special_tokens=False)
+
+    def _id_of_role(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self._backend.token_to_id(token)
