@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from looseleaf.models.errors import CorruptModelFile, ModelNotFound
+from looseleaf.models.json_file import read_json_object
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -86,15 +86,7 @@ class TokenizerFiles:
 
     def _add_configured_tokens(self, backend: tokenizers.Tokenizer) -> None:
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
-        entries = self._config.get("added_tokens_decoder", {})
-        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        missing: list[tokenizers.AddedToken] = []
-        for index in sorted(entries, key=int):
-            entry = entries[index]
-            if entry["content"] not in known:
-                missing.append(
-                    tokenizers.AddedToken(entry["content"], **{flag: entry[flag] for flag in flags if flag in entry})
-                )
+        missing = [token for token in self._configured_tokens() if token.content not in known]
         known |= {token.content for token in missing}
         missing += [
             tokenizers.AddedToken(text, special=True, normalized=False)
@@ -104,17 +96,22 @@ class TokenizerFiles:
         if missing:
             backend.add_tokens(missing)
 
+    def _configured_tokens(self) -> list[tokenizers.AddedToken]:
+        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        entries = self._config.get("added_tokens_decoder", {})
+        try:
+            return [
+                tokenizers.AddedToken(entry["content"], **{flag: entry[flag] for flag in flags if flag in entry})
+                for _, entry in sorted(entries.items(), key=lambda item: int(item[0]))
+            ]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CorruptModelFile(
+                f"{self._folder / 'tokenizer_config.json'}: added_tokens_decoder is malformed: {error}"
+            ) from error
+
     def _read_json(self, name: str) -> dict[str, Any]:
         path = self._folder / name
-        if not path.is_file():
-            return {}
-        try:
-            content = json.loads(self._read_text(path))
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise CorruptModelFile(f"{path} is not JSON: {error}") from error
-        if not isinstance(content, dict):
-            raise CorruptModelFile(f"{path} holds a {type(content).__name__}, not an object.")
-        return content
+        return read_json_object(path) if path.is_file() else {}
 
     def _read_text(self, path: Path) -> str:
         try:
