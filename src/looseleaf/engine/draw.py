@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from looseleaf.engine.row_order import Floats, TokenIds, descending, kth_largest
+from looseleaf.engine.row_order import Floats, TokenIds, at_least_kth_largest, descending
 from looseleaf.engine.sampling_rows import Indices, SamplingBatch
 
 
@@ -32,26 +32,26 @@ def nucleus(weights: Floats, total: float, top_p: float) -> NDArray[np.intp]:
     return order[: max(1, int(np.count_nonzero(before < top_p * total)))]
 
 
-def draw_top_k(row: Floats, entry: int, batch: SamplingBatch) -> int:
-    """Draw from one row (`[vocab]`, finite maximum) where top_k is on: only the tokens kept are looked at."""
-    peak, temperature = row.max(), batch.temperature[entry]
-    floor = max(kth_largest(row, batch.top_k[entry]), peak + temperature * batch.log_min_p[entry])
-    ids = np.flatnonzero(row >= floor)
+def draw_narrow(row: Floats, entry: int, batch: SamplingBatch) -> int:
+    """Draw from one row (`[vocab]`, finite maximum) where top_k or min_p is on: only what they keep is looked at."""
+    peak, temperature, top_k = row.max(), batch.temperature[entry], int(batch.top_k[entry])
+    floor = peak + temperature * batch.log_min_p[entry]
+    if 0 < top_k < len(row):
+        ids = at_least_kth_largest(row, top_k)
+        ids = ids[row[ids] >= floor]
+    else:
+        ids = np.flatnonzero(row >= floor)
     weights = np.exp((row[ids] - peak) / temperature)
-    top_p = batch.top_p[entry]
-    if top_p < 1:
-        kept = nucleus(weights, float(weights.sum(dtype=np.float64)), top_p)
+    if batch.top_p[entry] < 1:
+        kept = nucleus(weights, float(weights.sum(dtype=np.float64)), batch.top_p[entry])
         ids, weights = ids[kept], weights[kept]
     return int(ids[invert(weights, batch.uniform[entry])])
 
 
-def draw_full(logits: Tensor, entries: Indices, batch: SamplingBatch) -> TokenIds:
-    """Draw from rows (`[r, vocab]`, finite maxima, overwritten) where top_k is off."""
+def draw_wide(logits: Tensor, entries: Indices, batch: SamplingBatch) -> TokenIds:
+    """Draw from rows (`[r, vocab]`, finite maxima, overwritten) where top_k and min_p are off."""
     logits -= logits.amax(-1, keepdim=True)
     logits /= torch.from_numpy(batch.temperature[entries]).unsqueeze(1)
-    floor = batch.log_min_p[entries]
-    if (floor > -np.inf).any():
-        logits.masked_fill_(logits < torch.from_numpy(floor).unsqueeze(1), -torch.inf)
     probabilities = torch.softmax(logits, -1)
     tokens = np.empty(len(entries), np.int64)
     top_p = batch.top_p[entries]
@@ -69,9 +69,15 @@ def draw_full(logits: Tensor, entries: Indices, batch: SamplingBatch) -> TokenId
 
 
 def _draw_top_p(probabilities: Floats, top_p: float, number: float) -> int:
-    # Tokens this unlikely hold less than (1 - top_p) / 2 between them all, so the nucleus ends before the first
-    # of them; leaving them out first spares sorting the vocabulary.
-    ids = np.flatnonzero(probabilities > (1 - top_p) / (2 * len(probabilities)))
-    candidates = probabilities[ids]
+    # The tokens above any threshold are the first of the order, so if their sum reaches top_p they hold the
+    # nucleus, and the vocabulary need not be sorted. Below the last threshold lies less than (1 - top_p) / 2.
+    last = (1 - top_p) / (2 * len(probabilities))
+    threshold = max((1 - top_p) / 64, last)
+    while True:
+        ids = np.flatnonzero(probabilities > threshold)
+        candidates = probabilities[ids]
+        if threshold == last or candidates.sum(dtype=np.float64) >= top_p:
+            break
+        threshold = max(threshold / 16, last)
     kept = nucleus(candidates, 1.0, top_p)
     return int(ids[kept[invert(candidates[kept], number)]])

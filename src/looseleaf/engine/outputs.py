@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Logprob(NamedTuple):
@@ -29,7 +29,8 @@ class CompletionOutput:
     """By position: token id to logprob; the sampled token and the most likely ones."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The stop token id or stop string that ended the sample; None for end-of-sequence and length."""
+    """The stop token id or stop string that ended the sample, or what went wrong; None for end-of-sequence,
+    length and abort."""
 
     @property
     def finished(self) -> bool:

@@ -6,8 +6,6 @@ in any batch, in any order, and after a preemption.
 
 from __future__ import annotations
 
-import secrets
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,11 +16,6 @@ _32 = np.uint64(32)
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL_0, _WEYL_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _ROUNDS = 10
-
-
-def fresh_seed() -> int:
-    """A seed for a request that names none, from the operating system's entropy."""
-    return secrets.randbits(64)
 
 
 def philox_4x32(
@@ -54,3 +47,11 @@ def uniform(seed: UInt64s, sample: UInt64s, position: UInt64s) -> NDArray[np.flo
     high, low = words[0] >> np.uint64(5), words[1] >> np.uint64(6)
     mantissa = (high << np.uint64(26)) | low
     return mantissa.astype(np.float64) * 2.0**-53
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """The seed of the `index`-th request under an engine's `seed`, for requests that name none."""
+    words = [np.array([word], np.uint64) for word in (index & 0xFFFFFFFF, index >> 32, 0, 1)]
+    key = (np.array([seed & 0xFFFFFFFF], np.uint64), np.array([(seed >> 32) & 0xFFFFFFFF], np.uint64))
+    low, high, _, _ = philox_4x32((words[0], words[1], words[2], words[3]), key)
+    return int(low[0]) | int(high[0]) << 32

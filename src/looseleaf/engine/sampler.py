@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from looseleaf.engine.draw import draw_full, draw_top_k
+from looseleaf.engine.draw import draw_narrow, draw_wide
 from looseleaf.engine.logprobs import TokenLogprobs, row_slices, token_logprobs
 from looseleaf.engine.row_order import Floats, TokenIds
 from looseleaf.engine.sampling_errors import SamplingFailed
@@ -48,15 +48,15 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
     failures: dict[int, SamplingFailed] = {}
     edited = np.zeros(len(batch), np.bool_)
     edited[list(batch.edits)] = True
-    narrow = batch.random & (batch.top_k > 0) & (batch.top_k < vocab_size)
+    narrow = batch.random & ((batch.top_k > 0) & (batch.top_k < vocab_size) | (batch.log_min_p > -np.inf))
 
     greedy = np.flatnonzero(~(batch.random | edited))
     if greedy.size:
         tokens[greedy] = _argmax(logits, batch.logits_index[greedy], greedy, failures)
     for entries, pick in (
         (np.flatnonzero(edited & ~batch.random), _pick_most_likely),
-        (np.flatnonzero(narrow), _pick_top_k),
-        (np.flatnonzero(batch.random & ~narrow), draw_full),
+        (np.flatnonzero(narrow), _pick_narrow),
+        (np.flatnonzero(batch.random & ~narrow), draw_wide),
     ):
         for part in row_slices(len(entries), vocab_size):
             tokens[entries[part]] = _sample_rows(logits, entries[part], batch, pick, failures)
@@ -116,6 +116,6 @@ def _pick_most_likely(logits: Tensor, _entries: Indices, _batch: SamplingBatch) 
     return best
 
 
-def _pick_top_k(logits: Tensor, entries: Indices, batch: SamplingBatch) -> TokenIds:
+def _pick_narrow(logits: Tensor, entries: Indices, batch: SamplingBatch) -> TokenIds:
     rows = zip(logits.numpy(), entries.tolist(), strict=True)
-    return np.array([draw_top_k(row, entry, batch) for row, entry in rows], np.int64)
+    return np.array([draw_narrow(row, entry, batch) for row, entry in rows], np.int64)

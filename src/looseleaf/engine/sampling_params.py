@@ -90,7 +90,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
     seed: int | None = None
-    """A request with the same seed gets the same tokens, whatever else runs. None: a fresh one per request."""
+    """A request with the same seed gets the same tokens, whatever else runs. None: one derived from the
+    engine's seed and the request's place in the order of arrival."""
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:

@@ -76,7 +76,7 @@ class SamplingRows:
         prompt: Iterable[int],
         output: Collection[int] = (),
     ) -> None:
-        """Fill `row`. `seed`: the request's, or a `fresh_seed()` that the caller keeps for all its samples."""
+        """Fill `row`. `seed`: the request's, the same for all its samples."""
         self._random[row] = not params.greedy
         self._temperature[row] = params.temperature
         self._top_k[row] = max(params.top_k, 0)

@@ -23,7 +23,7 @@ class Detokenizer(Protocol):
 class Finish:
     reason: FinishReason
     stop_reason: int | str | None = None
-    """The stop token id or stop string; None for an end-of-sequence token, a length or an abort."""
+    """The stop token id or stop string, or what went wrong; None for an end-of-sequence token, a length or an abort."""
 
 
 class StopChecker:
@@ -71,12 +71,12 @@ class StopChecker:
             self.finish = Finish("length")
         return text
 
-    def abort(self) -> str:
+    def end(self, finish: Finish) -> str:
         """End now, from outside; returns the text held back. No effect on an output that has ended."""
         if self.finish is not None:
             return ""
         text = self._close(may_stop=False)
-        self.finish = Finish("abort")
+        self.finish = finish
         return text
 
     def _watch(self, text: str, may_stop: bool) -> str:

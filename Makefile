@@ -1,0 +1,54 @@
+# The README's commands. Everything lives in .venv; nothing outside this folder and the user's cache is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Two test processes share the cores; one thread each keeps them out of each other's way.
+TEST_ENV := OMP_NUM_THREADS=1
+
+.PHONY: run test check format soak bench setup packaging clean
+
+run: $(VENV)/.runtime  ## set everything up and answer a few prompts at once with the default model
+	$(BIN)/looseleaf generate --model smollm2-135m --file examples/prompts.txt --max-tokens 48 --temperature 0
+
+test: $(VENV)/.dev  ## the whole test suite
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2
+
+check: $(VENV)/.dev  ## format, lint, types, import layers
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/lint-imports --quiet
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format --quiet .
+	$(BIN)/ruff check --quiet --fix .
+
+soak: $(VENV)/.dev  ## a million random operations on the memory manager, audited after every one
+	$(TEST_ENV) $(BIN)/python tests/memory/soak.py --operations 1000000
+
+bench: $(VENV)/.dev  ## the benchmarks behind the README's figures
+	$(BIN)/python benchmarks/run_all.py
+
+packaging: $(VENV)/.dev  ## wheel, sdist, and an install without a compiler
+	$(BIN)/python tests/packaging/check_packaging.py
+
+setup: $(VENV)/.dev
+
+$(VENV)/.pip: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV): torch is large, this takes a minute or two …"
+	$(PIP) --upgrade pip setuptools
+	$(PIP) torch scikit-build-core cmake ninja
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.pip pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+	$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(PIP) --group dev
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,82 @@
+"""Engine settings, and the sizes that people write for memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from looseleaf.errors import ConfigurationError
+from looseleaf.kernels import native
+
+Allocator = Literal["paged", "contiguous-max", "contiguous-pow2", "contiguous-oracle"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(%)|([KMGT]?I?)B?)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How one engine is set up. The defaults suit a small CPU server."""
+
+    dtype: str = "auto"
+    """"float32", "bfloat16", or "auto": bfloat16 where the processor multiplies it natively, else float32."""
+    kv_cache_memory: int | str = "25%"
+    """Bytes for keys and values: a number, a size ("2GiB", "800MB"), or a share of the free memory ("25%")."""
+    block_size: int = 16
+    """Token slots per block."""
+    allocator: Allocator = "paged"
+    max_model_len: int | None = None
+    """Longest sequence in tokens; None: what the model allows and the pool holds."""
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    watermark: float = 0.01
+    max_bypass: int = 16
+    seed: int = 0
+    """From which the seeds of requests without one are derived, in order of arrival."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", *DTYPES):
+            raise ConfigurationError(f"dtype {self.dtype!r} is unknown.", hint=f"Use auto, {', '.join(DTYPES)}.")
+        if self.block_size < 1:
+            raise ConfigurationError(f"block_size is {self.block_size} but must be at least 1 token.")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigurationError(
+                f"max_model_len is {self.max_model_len} but must be at least 2: a prompt token and an answer token."
+            )
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        if self.dtype != "auto":
+            return DTYPES[self.dtype]
+        fast_bfloat16 = {"avx512_bf16", "amx_bf16"} & set(native.cpu_features())
+        return torch.bfloat16 if fast_bfloat16 else torch.float32
+
+
+def parse_memory(size: int | str, *, available: int) -> int:
+    """Bytes meant by a number, "2GiB", "800MB" or a share such as "25%" of `available` bytes."""
+    if isinstance(size, int):
+        amount: float = size
+    else:
+        match = _SIZE.fullmatch(size)
+        if match is None:
+            raise ConfigurationError(f"{size!r} is no memory size.", hint="Write for example 2GiB, 800MB or 25%.")
+        number, percent, unit = match.groups()
+        if percent and not 0 < float(number) <= 100:
+            raise ConfigurationError(f"{size!r} is no share of the free memory.", hint="Write 1% to 100%.")
+        amount = float(number) * (available / 100 if percent else _UNITS[unit.upper()])
+    if amount < 1:
+        raise ConfigurationError(f"A memory budget of {size} bytes holds nothing.", hint="Write for example 2GiB.")
+    return int(amount)
+
+
+def format_bytes(size: float) -> str:
+    """1536 → "1.5 KiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:,.0f} bytes" if unit == "bytes" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"

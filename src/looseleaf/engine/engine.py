@@ -1,0 +1,342 @@
+"""The loop: schedule, build the batch, run the model, sample, commit.
+
+Policy is the scheduler's, memory the manager's, tensors the kernels'. Not thread-safe: one thread calls it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from looseleaf.engine.batch import ModelBatch, build_batch
+from looseleaf.engine.config import EngineConfig
+from looseleaf.engine.kv_pool import PoolSize
+from looseleaf.engine.logprobs import prompt_logprobs
+from looseleaf.engine.outputs import RequestMetrics
+from looseleaf.engine.philox import derived_seed
+from looseleaf.engine.prompts import Prompt, TokenPrompt, read_prompt
+from looseleaf.engine.running_request import RunningRequest, RunningSample, SampleDelta
+from looseleaf.engine.sampler import SamplerOutput, sample
+from looseleaf.engine.sampling_params import SamplingParams
+from looseleaf.engine.sampling_rows import SamplingRows
+from looseleaf.engine.seats import Seats
+from looseleaf.engine.stop import Finish, StopChecker
+from looseleaf.kernels.reference import ReferenceKVCache
+from looseleaf.memory.events import EventStream
+from looseleaf.memory.factory import make_manager
+from looseleaf.models.decoder import CausalLM
+from looseleaf.models.tokenizer import Tokenizer
+from looseleaf.scheduler.errors import StepOutOfOrder
+from looseleaf.scheduler.interface import Request, SchedulerConfig, Sequence, SequenceState, StepPlan
+from looseleaf.scheduler.limits import check_request
+from looseleaf.scheduler.scheduler import Scheduler
+
+PROMPT_LOGPROB_ROWS = 32
+"""Prompt positions whose logits are held at once; those of a whole prompt would be the largest tensor of all."""
+
+
+class Engine:
+    """One model, one pool of blocks, and the requests that run in it.
+
+    `add_request` checks and queues; each `step` moves every scheduled request on and returns what came out.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        pool: PoolSize,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = config
+        self.pool = pool
+        self.events = EventStream()
+        self.memory = make_manager(
+            config.allocator,
+            pool.num_blocks,
+            pool.block_size,
+            config.max_num_seqs,
+            pool.blocks_per_longest,
+            max_model_len=pool.max_model_len,
+            events=self.events,
+        )
+        self.kv_cache = ReferenceKVCache(
+            num_layers=pool.num_layers,
+            num_blocks=pool.num_blocks,
+            block_size=pool.block_size,
+            num_kv_heads=pool.num_kv_heads,
+            head_dim=pool.head_dim,
+            dtype=model.dtype,
+        )
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_num_seqs=config.max_num_seqs,
+                max_model_len=pool.max_model_len,
+                watermark=config.watermark,
+                max_bypass=config.max_bypass,
+            ),
+            self.memory,
+        )
+        self.eos_token_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *model.config.eos_token_ids)))
+        self._clock = clock
+        self._seats = Seats(config.max_num_seqs, pool.max_model_len)
+        self._sampling = SamplingRows(config.max_num_seqs, self.eos_token_ids)
+        self._requests: dict[str, RunningRequest] = {}
+        self._samples: dict[Sequence, RunningSample] = {}
+        self._num_added = 0
+        self._token_texts: dict[int, str] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
+
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    def read_prompt(self, prompt: Prompt) -> TokenPrompt:
+        """Tokenise and check a prompt. Raises `InvalidPrompt` or a chat template's typed error."""
+        return read_prompt(prompt, self.tokenizer, self.vocab_size)
+
+    def check(self, request_id: str, prompt: TokenPrompt, params: SamplingParams) -> None:
+        """Raise what `add_request` would raise for this request, without adding it."""
+        params.validate_for(self.vocab_size)
+        check_request(self._request(request_id, prompt, params), self.scheduler.config, self.scheduler.largest_request)
+
+    def add_request(
+        self, prompt: Prompt | TokenPrompt, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> str:
+        """Queue a request and return its id. Whatever is wrong with it is raised here, before anything changes.
+
+        Raises `InvalidPrompt`, `InvalidParameter`, `RequestTooLarge` (with the largest length that would fit), or
+        `InvalidRequest` for an id in use.
+        """
+        params = params or SamplingParams()
+        prompt = prompt if isinstance(prompt, TokenPrompt) else self.read_prompt(prompt)
+        params.validate_for(self.vocab_size)
+        request_id = f"request-{self._num_added}" if request_id is None else request_id
+        request = self._request(request_id, prompt, params)
+        self.scheduler.add(request)
+
+        seed = derived_seed(self.config.seed, self._num_added) if params.seed is None else params.seed
+        self._num_added += 1
+        running = RunningRequest(request, prompt, params, seed, RequestMetrics(request.arrival), self._decode_token)
+        for sequence in request.sequences:
+            stop = StopChecker(
+                params,
+                self.tokenizer.detokenizer(params.skip_special_tokens),
+                eos_token_ids=self.eos_token_ids,
+                max_tokens=request.max_tokens,
+            )
+            running.samples.append(RunningSample(running, sequence, stop))
+        self._requests[request_id] = running
+        self._samples.update((s.sequence, s) for s in running.samples)
+        return request_id
+
+    def abort(self, request_id: str) -> list[SampleDelta]:
+        """End a request now; its blocks are free at once. Unknown or finished ids are passed over."""
+        running = self._requests.get(request_id)
+        if running is None:
+            return []
+        self.scheduler.abort(request_id)
+        return self._end(running, Finish("abort"))
+
+    def step(self) -> list[SampleDelta]:
+        """Run one step. Returns what each sample that got a token, or ended, has to show for it.
+
+        If the model fails, the step's requests are aborted, and the error is passed on; the others are unharmed.
+        """
+        plan = self.scheduler.schedule(self._clock())
+        for sequence in plan.preempted:
+            self._leave_seats(sequence)
+        for sequence in plan.admitted:
+            self._take_seats(sequence)
+        if not plan:
+            return []
+        try:
+            with torch.inference_mode():
+                entries, sampled = self._run(plan)
+            deltas, finished = self._record(entries, sampled)
+            self.scheduler.commit(plan, finished, self._clock())
+        except BaseException:
+            self._drop(plan)
+            raise
+        self._settle(entries, sampled.token_ids)
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._close_if_finished(delta)
+        return deltas
+
+    def _request(self, request_id: str, prompt: TokenPrompt, params: SamplingParams) -> Request:
+        room = self.scheduler.largest_request - len(prompt.token_ids)
+        return Request(
+            request_id,
+            prompt_len=len(prompt.token_ids),
+            max_tokens=max(room, 1) if params.max_tokens is None else params.max_tokens,
+            num_samples=params.num_samples,
+            arrival=self._clock(),
+        )
+
+    def _run(self, plan: StepPlan) -> tuple[list[RunningSample], SamplerOutput]:
+        """The tensors of one step: copies, forward, logits of the rows that are sampled, tokens."""
+        if plan.copies.source.size:
+            self.kv_cache.copy_blocks(*(torch.from_numpy(ids) for ids in plan.copies))
+        batch = build_batch(plan, self._seats, self.memory)
+        hidden = self.model.forward(batch.token_ids, batch.positions, self.kv_cache, batch.attention)
+        for index in range(plan.num_decodes, len(plan.sequences)):
+            self._record_prompt_logprobs(plan, index, batch, hidden)
+
+        sampling = np.flatnonzero(plan.num_samples)
+        entries: list[RunningSample] = []
+        for sequence in (plan.sequences[i] for i in sampling.tolist()):
+            entries.append(self._samples[sequence])
+            entries += (self._samples[fork] for fork in sequence.request.pending_forks)
+        if not entries:
+            none = np.empty(0, np.int64)
+            return entries, SamplerOutput(none, {}, {})
+        logits = self.model.logits(hidden[torch.from_numpy(batch.query_starts[1:][sampling].astype(np.int64) - 1)])
+        seats = np.array([entry.seat for entry in entries], np.int64)
+        logits_index = np.repeat(np.arange(len(sampling)), plan.num_samples[sampling])
+        return entries, sample(logits, self._sampling.select(seats, logits_index))
+
+    def _record_prompt_logprobs(self, plan: StepPlan, index: int, batch: ModelBatch, hidden: torch.Tensor) -> None:
+        running = self._samples[plan.sequences[index]].request
+        if running.params.prompt_logprobs is None:
+            return
+        # Row for position p predicts p + 1; after a preemption the first ones are known already.
+        first = int(plan.num_computed[index])
+        known = len(running.prompt_logprobs) - 1
+        last = min(first + int(plan.num_scheduled[index]), len(running.prompt.token_ids) - 1)
+        offset = int(batch.query_starts[index]) - first
+        for begin in range(max(first, known), last, PROMPT_LOGPROB_ROWS):
+            end = min(begin + PROMPT_LOGPROB_ROWS, last)
+            logits = self.model.logits(hidden[offset + begin : offset + end])
+            targets = np.array(running.prompt.token_ids[begin + 1 : end + 1])
+            found = prompt_logprobs(logits, targets, running.params.prompt_logprobs)
+            running.prompt_logprobs += (each.as_dict(running.decode_token) for each in found)
+
+    def _record(self, entries: list[RunningSample], sampled: SamplerOutput) -> tuple[list[SampleDelta], list[Sequence]]:
+        """Give every sample its token. Returns what to show, and the sequences that are over."""
+        now = self._clock()
+        deltas: list[SampleDelta] = []
+        finished: list[Sequence] = []
+        for i, (entry, token_id) in enumerate(zip(entries, sampled.token_ids.tolist(), strict=True)):
+            if i in sampled.failures:
+                tokens = []
+                text = entry.end(Finish("error", str(sampled.failures[i])))
+            else:
+                tokens = [token_id]
+                text = entry.append(token_id, sampled.logprobs.get(i))
+                if entry.request.metrics.first_token_time is None:
+                    entry.request.metrics.first_token_time = now
+            finish = entry.stop.finish
+            if finish is not None:
+                finished.append(entry.sequence)
+            deltas.append(
+                SampleDelta(
+                    entry.request.request.request_id,
+                    entry.sequence.sample,
+                    text,
+                    tokens,
+                    entry.logprobs[-1:] if tokens and entry.logprobs else None,
+                    finish.reason if finish else None,
+                    finish.stop_reason if finish else None,
+                )
+            )
+        return deltas, finished
+
+    def _settle(self, entries: list[RunningSample], token_ids: NDArray[np.int64]) -> None:
+        """After the commit: write down the new tokens, seat the forks, clear the seats of those that left."""
+        staying = np.array([entry.sequence.state is SequenceState.RUNNING for entry in entries], np.bool_)
+        for entry in (entry for entry, stays in zip(entries, staying.tolist(), strict=True) if not stays):
+            self._leave_seats(entry.sequence)  # it has ended, or found no memory to fork into
+        kept = [entry for entry, stays in zip(entries, staying.tolist(), strict=True) if stays]
+        if not kept:
+            return
+        for entry in kept:
+            if len(entry.token_ids) == 1:
+                self._seats.bind(entry.seat, entry.sequence.seq_id)
+        seats = np.array([entry.seat for entry in kept], np.int64)
+        positions = np.array([entry.sequence.num_tokens - 1 for entry in kept], np.int64)
+        self._seats.tokens[seats, positions] = token_ids[staying]
+        self._sampling.append(seats, token_ids[staying])
+
+    def _close_if_finished(self, delta: SampleDelta) -> None:
+        running = self._requests.get(delta.request_id)
+        if running is not None and running.finished:
+            self._forget(running)
+            delta.request_output = running.output()
+
+    def _end(self, running: RunningRequest, finish: Finish) -> list[SampleDelta]:
+        """Close a request that the scheduler has let go of."""
+        deltas = []
+        for entry in running.samples:
+            if entry.stop.finish is None:
+                text = entry.end(finish)
+                deltas.append(
+                    SampleDelta(
+                        running.request.request_id,
+                        entry.sequence.sample,
+                        text,
+                        [],
+                        finish_reason=finish.reason,
+                        stop_reason=finish.stop_reason,
+                    )
+                )
+            self._leave_seats(entry.sequence)
+        self._forget(running)
+        if deltas:
+            deltas[-1].request_output = running.output()
+        return deltas
+
+    def _drop(self, plan: StepPlan) -> None:
+        """A plan that could not be run: its requests end, the scheduler goes on."""
+        for request_id in {sequence.request.request_id for sequence in plan.sequences}:
+            self.abort(request_id)
+        with suppress(StepOutOfOrder):  # the commit itself may be what failed
+            self.scheduler.commit(plan, (), self._clock())
+
+    def _forget(self, running: RunningRequest) -> None:
+        running.metrics.finished_time = self._clock()
+        del self._requests[running.request.request_id]
+        for entry in running.samples:
+            del self._samples[entry.sequence]
+
+    def _take_seats(self, sequence: Sequence) -> None:
+        """Seat an admitted sequence, and the samples that will fork from it."""
+        for each in (sequence, *sequence.request.pending_forks):
+            entry = self._samples[each]
+            running = entry.request
+            entry.seat = self._seats.take(entry.known_tokens)
+            self._sampling.add(
+                entry.seat,
+                running.params,
+                seed=running.seed,
+                sample=each.sample,
+                prompt=running.prompt.token_ids,
+                output=entry.token_ids,
+            )
+        self._seats.bind(self._samples[sequence].seat, sequence.seq_id)
+
+    def _leave_seats(self, sequence: Sequence) -> None:
+        for each in (sequence, *sequence.request.pending_forks):
+            entry = self._samples[each]
+            if entry.seat >= 0:
+                self._sampling.remove(entry.seat)
+                self._seats.give_back(entry.seat)
+                entry.seat = -1
+
+    def _decode_token(self, token_id: int) -> str:
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return text

@@ -1,0 +1,168 @@
+"""`LLM`: a model, an engine, and offline generation in a few lines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from looseleaf.engine.config import EngineConfig
+from looseleaf.engine.engine import Engine
+from looseleaf.engine.kv_pool import size_pool
+from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.prompts import Prompt, TokenPrompt, split_prompts
+from looseleaf.engine.running_request import SampleDelta
+from looseleaf.engine.sampling_params import SamplingParams
+from looseleaf.errors import InvalidRequest
+from looseleaf.models.loader import load_model
+from looseleaf.models.store import resolve_model
+from looseleaf.models.tokenizer import Tokenizer
+
+logger = logging.getLogger("looseleaf")
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None) -> Engine:
+    """Resolve and load a model, size its KV pool and build the engine. Says in the log what it found.
+
+    `model`: an alias (`smollm2-135m`), a local folder, a .gguf file, or a hub name `org/name`.
+    """
+    config = config or EngineConfig()
+    path = resolve_model(str(model)).path
+    started = time.perf_counter()
+    dtype = config.torch_dtype
+    weights, model_config = load_model(path, dtype)
+    tokenizer = Tokenizer.from_path(path)
+    pool = size_pool(model_config, config, dtype, available=psutil.virtual_memory().available)
+    engine = Engine(weights, tokenizer, config, pool)
+    logger.info(
+        "Loaded %s (%s) in %.1f s.", path.name, str(dtype).removeprefix("torch."), time.perf_counter() - started
+    )
+    logger.info("%s", pool)
+    return engine
+
+
+class LLM:
+    """Offline generation: many prompts at once, through one paged pool.
+
+    >>> llm = LLM("smollm2-135m")
+    >>> [out.outputs[0].text for out in llm.generate(["Once upon a time", "The sky is"])]
+
+    Keyword arguments are those of `EngineConfig`.
+    """
+
+    def __init__(self, model: str | Path = DEFAULT_MODEL, **settings: Any) -> None:
+        self.engine = load_engine(model, EngineConfig(**settings))
+        self._inbox: dict[str, deque[SampleDelta]] = {}
+        """What steps have produced and its caller has not fetched, by request: streams may be interleaved."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Run prompts (text, token ids or chat messages; one or many) to their end, in the order given.
+
+        `params`: one for all, or one per prompt. Every prompt is checked before the first runs, so a typed error
+        (`InvalidPrompt`, `RequestTooLarge`, …) means that nothing was computed. `progress` draws a bar on stderr.
+        """
+        requests = [(self.engine.read_prompt(prompt), chosen) for prompt, chosen in self._pair(prompts, params)]
+        for index, (prompt, chosen) in enumerate(requests):
+            self.engine.check(f"prompt {index}", prompt, chosen)
+        results: list[RequestOutput] = []
+        with self._running(requests) as request_ids, progress_bar("Generating", len(requests), shown=progress) as bar:
+            for request_id in request_ids:
+                results += (output for delta in self._follow(request_id, bar) if (output := delta.request_output))
+        return results
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[SampleDelta]:
+        """Run one prompt and yield what each step adds. Closing the iterator aborts the request.
+
+        Raises `InvalidRequest` for `best_of` above `n`: which samples win is not known before the end.
+        """
+        params = params or SamplingParams()
+        if params.num_samples > params.n:
+            raise InvalidRequest(
+                f"best_of={params.best_of} with n={params.n} cannot be streamed.", hint="Set best_of to n or leave it."
+            )
+        return self._stream(self.engine.read_prompt(prompt), params)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> RequestOutput:
+        """Answer one conversation (`[{"role": …, "content": …}, …]`) through the model's chat template."""
+        return self.generate([messages], params)[0]
+
+    def _pair(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[tuple[Prompt, SamplingParams]]:
+        listed, _ = split_prompts(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            chosen = [params or SamplingParams()] * len(listed)
+        else:
+            chosen = list(params)
+            if len(chosen) != len(listed):
+                raise InvalidRequest(
+                    f"There are {len(listed)} prompts but {len(chosen)} sampling parameters.",
+                    hint="Pass one SamplingParams for all, or one per prompt.",
+                )
+        return list(zip(listed, chosen, strict=True))
+
+    def _stream(self, prompt: TokenPrompt, params: SamplingParams) -> Iterator[SampleDelta]:
+        with self._running([(prompt, params)]) as request_ids:
+            yield from self._follow(request_ids[0])
+
+    @contextmanager
+    def _running(self, requests: list[tuple[TokenPrompt, SamplingParams]]) -> Iterator[list[str]]:
+        """The requests in the engine, under their ids; what has not ended when the block is left is aborted."""
+        request_ids: list[str] = []
+        try:
+            for prompt, params in requests:
+                request_ids.append(self.engine.add_request(prompt, params))
+                self._inbox[request_ids[-1]] = deque()
+            yield request_ids
+        finally:
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+                del self._inbox[request_id]
+
+    def _follow(self, request_id: str, on_finished: Callable[[], None] = lambda: None) -> Iterator[SampleDelta]:
+        """Everything a request produces, to its end; steps the engine while there is nothing to fetch."""
+        inbox = self._inbox[request_id]
+        while True:
+            while inbox:
+                delta = inbox.popleft()
+                yield delta
+                if delta.request_output is not None:
+                    return
+            for delta in self.engine.step():
+                if delta.request_output is not None:
+                    on_finished()
+                if delta.request_id in self._inbox:
+                    self._inbox[delta.request_id].append(delta)
+
+
+@contextmanager
+def progress_bar(title: str, total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, drawn only where somebody looks (a terminal). Yields the function that advances it by one."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda: progress.advance(task)
