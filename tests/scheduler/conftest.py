@@ -67,9 +67,7 @@ class NaiveMemory:
         del final_tokens
         return self.blocks_for(num_tokens) + keep_free <= self.num_free_blocks
 
-    def admit(
-        self, num_tokens: int, *, final_tokens: int | None = None, request_id: str = "", filled: int = 0
-    ) -> int:
+    def admit(self, num_tokens: int, *, final_tokens: int | None = None, request_id: str = "", filled: int = 0) -> int:
         del final_tokens, request_id
         return self._enter(self._take(self.blocks_for(num_tokens)), num_tokens, filled)
 
@@ -198,7 +196,9 @@ def draw_workload(rng: random.Random, *, aborts: bool = False) -> Workload:
     arrival = 0
     for number in range(rng.randint(1, 14)):
         arrival += rng.choice([0, 0, 0, 1, rng.randint(0, 20)])
-        request = Request(f"r{number}", rng.randint(1, 40), rng.randint(1, 24), rng.choice([1, 1, 1, rng.randint(2, 5)]))
+        request = Request(
+            f"r{number}", rng.randint(1, 40), rng.randint(1, 24), rng.choice([1, 1, 1, rng.randint(2, 5)])
+        )
         requests.append((arrival, request))
         for sample in range(request.num_samples):
             early = rng.randint(1, request.max_tokens)
@@ -219,9 +219,7 @@ class Driver:
     def __init__(self, workload: Workload, allocator: str) -> None:
         self.workload = workload
         self.config = workload.config
-        self.memory = memory_for(
-            allocator, self.config, num_blocks=workload.num_blocks, block_size=workload.block_size
-        )
+        self.memory = memory_for(allocator, self.config, num_blocks=workload.num_blocks, block_size=workload.block_size)
         self.scheduler = Scheduler(self.config, self.memory)
         self.slots = np.full(workload.num_blocks * workload.block_size, -1, np.int64)
         self.accepted: list[Request] = []
@@ -278,17 +276,18 @@ class Driver:
         running = self.scheduler.running
         plan = self.scheduler.schedule(float(step))
         assert bool(plan) == self.scheduler.has_unfinished()
-        self.memory.audit()
         self.check_preemption(plan, running)
         self.check_bypass(plan)
         self.check_plan(plan)
-        self.plans.append((
-            [(s.request.request_id, s.sample) for s in plan.sequences],
-            plan.seq_ids.tolist(),
-            plan.num_scheduled.tolist(),
-            plan.num_samples.tolist(),
-            [(int(s), int(d)) for s, d in zip(*plan.copies, strict=True)],
-        ))
+        self.plans.append(
+            (
+                [(s.request.request_id, s.sample) for s in plan.sequences],
+                plan.seq_ids.tolist(),
+                plan.num_scheduled.tolist(),
+                plan.num_samples.tolist(),
+                [(int(s), int(d)) for s, d in zip(*plan.copies, strict=True)],
+            )
+        )
         self.execute(plan)
         self.strike(step, in_flight=True)
         finished = self.sample(plan)
@@ -326,16 +325,18 @@ class Driver:
         live = [s for request in self.accepted for s in request.sequences]
         running = [s for s in live if s.state is SequenceState.RUNNING]
         leaders = {s.request: s for s in running if s.num_tokens == s.request.prompt_len}
-        seats = len(running) + sum(
-            s.state is SequenceState.PENDING_FORK for s in live if s.request in leaders
-        )
+        seats = len(running) + sum(s.state is SequenceState.PENDING_FORK for s in live if s.request in leaders)
         assert seats <= self.config.max_num_seqs
         assert self.scheduler.num_running == len(running)
         assert self.scheduler.num_waiting == sum(s.state is SequenceState.WAITING for s in live)
         lengths = self.memory.lengths
         columns = zip(
-            plan.sequences, plan.seq_ids.tolist(), plan.num_computed.tolist(),
-            plan.num_scheduled.tolist(), plan.num_samples.tolist(), strict=True,
+            plan.sequences,
+            plan.seq_ids.tolist(),
+            plan.num_computed.tolist(),
+            plan.num_scheduled.tolist(),
+            plan.num_samples.tolist(),
+            strict=True,
         )
         for place, (sequence, seq_id, computed, scheduled, samples) in enumerate(columns):
             assert sequence.seq_id == seq_id

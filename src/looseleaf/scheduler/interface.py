@@ -65,7 +65,7 @@ class Sequence:
     @property
     def num_seats(self) -> int:
         """Itself and those that will fork from it; once it has forked, or was forked, none are pending."""
-        return 1 + len(self.request.pending_forks)
+        return 1 if self.request.num_samples == 1 else 1 + len(self.request.pending_forks)
 
     def __str__(self) -> str:
         return f"sample {self.sample} of request {self.request.request_id!r}"

@@ -26,7 +26,7 @@ class DecodeSet:
     def __init__(self, capacity: int) -> None:
         self.sequences: list[Sequence] = []
         self._table = np.zeros((4, capacity), np.int64)
-        self._seq_ids, self._num_tokens, self._final_lens, self._last_steps = self._table
+        self._seq_ids, self._num_tokens, self._final_lens, self._turns = self._table
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -35,7 +35,8 @@ class DecodeSet:
         """`step` is the one in which it sampled its newest token."""
         column, count = self._column(sequence), len(self)
         self._table[:, column + 1 : count + 1] = self._table[:, column:count]
-        self._table[:, column] = (sequence.seq_id, sequence.num_tokens, sequence.request.final_len, step)
+        turn = self._first_turn(step + 1) - 1
+        self._table[:, column] = (sequence.seq_id, sequence.num_tokens, sequence.request.final_len, turn)
         self.sequences.insert(column, sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -44,13 +45,12 @@ class DecodeSet:
         del self.sequences[column]
 
     def pick(self, budget: int) -> Index:
-        """Columns of those that decode next. If they are more than `budget`, those that have waited longest:
-        each of N gets its turn within ceil(N / budget) steps."""
+        """Columns of those that decode next. If they are more than `budget`, they take turns: each of N
+        decodes within ceil(N / budget) steps."""
         count = len(self)
         if count <= budget:
             return slice(0, count)
-        longest_waiting = np.argsort(self._last_steps[:count], kind="stable")[:budget]
-        return np.sort(longest_waiting)
+        return np.argsort(self._turns[:count], kind="stable")[:budget]
 
     def at(self, index: Index) -> tuple[list[Sequence], NDArray[np.int64], NDArray[np.int32]]:
         """Sequences, memory ids, and tokens known, as copies."""
@@ -62,19 +62,24 @@ class DecodeSet:
 
     def mark(self, index: Index, step: int) -> None:
         """Record that these decode in `step`."""
-        self._last_steps[index] = step
+        turns = self._first_turn(step)
+        self._turns[index] = turns if isinstance(index, slice) else turns + np.arange(len(index))
 
     def at_last_token(self, step: int) -> list[Sequence]:
         """Those for which the token sampled in `step` is the last allowed."""
         count = len(self)
         last = self._num_tokens[:count] + 1 >= self._final_lens[:count]
-        last &= self._last_steps[:count] == step
+        last &= self._turns[:count] >= self._first_turn(step)
         return [self.sequences[column] for column in np.flatnonzero(last).tolist()]
 
     def advance(self, step: int) -> None:
         """One more token for each that decoded in `step` and has not left since."""
         count = len(self)
-        self._num_tokens[:count] += self._last_steps[:count] == step
+        self._num_tokens[:count] += self._turns[:count] >= self._first_turn(step)
+
+    def _first_turn(self, step: int) -> int:
+        """Turns are numbered through all steps, at most one per column and step."""
+        return step * self._table.shape[1]
 
     def _column(self, sequence: Sequence) -> int:
         return bisect_left(self.sequences, sequence.precedence, key=_precedence)

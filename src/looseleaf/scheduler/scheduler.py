@@ -255,6 +255,8 @@ class Scheduler:
             else:
                 if blocked == 0:
                     self._waiting_reason = obstacle
+                if seats == 0:
+                    break
                 blocked += 1
         # Free blocks and seats only shrink until something ends or is added: no need to look again before.
         self._nothing_admissible = budget > 0
