@@ -45,11 +45,11 @@ def snapshot(value: Any) -> Any:
     """Everything a manager remembers, as comparable values."""
     if isinstance(value, np.ndarray):
         return value.tobytes()
-    if isinstance(value, list | tuple):
-        return [snapshot(item) for item in value]
-    if isinstance(value, dict):
-        return {key: snapshot(item) for key, item in value.items() if key not in ("_scratch", "events")}
-    return snapshot(vars(value)) if hasattr(value, "__dict__") and not callable(value) else value
+    if isinstance(value, list | dict):
+        return repr(value)
+    if not hasattr(value, "__dict__"):
+        return value
+    return {name: snapshot(item) for name, item in vars(value).items() if name not in ("_scratch", "events")}
 
 
 class EventMirror:

@@ -239,8 +239,8 @@ class ContiguousManager(SequenceMemory):
         if sorted(self._regions) != live:
             findings.append(f"rows {live} are live but regions exist for {sorted(self._regions)}")
         for row, region in self._regions.items():
-            expected = np.arange(region.start, min(region.end, region.start + self.max_blocks_per_seq))
-            if not np.array_equal(tables.blocks(row), expected):
+            expected = range(region.start, min(region.end, region.start + self.max_blocks_per_seq))
+            if tables.blocks(row).tolist() != list(expected):
                 findings.append(f"row {row} does not list the blocks of its {region}")
             if self._final[row] > len(expected) * self.block_size:
                 findings.append(f"row {row} expects {self._final[row]} tokens in its {region}")

@@ -15,6 +15,8 @@ from looseleaf.memory.pool import BlockPool
 from looseleaf.memory.sizes import checked_count
 from looseleaf.memory.tables import Rows
 
+_NOWHERE: Rows = np.empty(0, np.int64)
+
 
 class BlockManager(SequenceMemory):
     """The transactions of paged attention (Kwon et al. 2023, §4) over a pool and the block tables.
@@ -166,17 +168,16 @@ class BlockManager(SequenceMemory):
         """Where every slot is; O(sequences), and O(held blocks) while any block is shared."""
         tables, size = self._tables, self.block_size
         held = self.num_blocks - self._pool.num_free
-        named = int(tables.num_blocks.sum(dtype=np.int64))
         tokens = int(tables.filled.sum(dtype=np.int64))
         begun = int(tables.lengths.sum(dtype=np.int64))
-        if named > held:
+        if self._pool.num_shared:
             # Holders of a block may reach differently far into it: it holds what the furthest of them has there.
             rows, columns, blocks = tables.entries()
             starts = columns * size
             physical, of = np.unique(blocks, return_inverse=True)
             reach = np.zeros((2, len(physical)), np.int64)
-            np.maximum.at(reach[0], of, np.clip(tables.filled[rows] - starts, 0, size))
-            np.maximum.at(reach[1], of, np.clip(tables.lengths[rows] - starts, 0, size))
+            np.maximum.at(reach[0], of, np.minimum(tables.filled[rows] - starts, size))
+            np.maximum.at(reach[1], of, np.minimum(tables.lengths[rows] - starts, size))
             tokens, begun = (int(total) for total in reach.sum(axis=1))
         free = self._pool.num_free * size
         return SlotUsage(
@@ -186,7 +187,7 @@ class BlockManager(SequenceMemory):
             internal_fragmentation=held * size - begun,
             free=free,
             largest_free_run=free,
-            saved_by_sharing=(named - held) * size,
+            saved_by_sharing=self._pool.num_shared * size,
         )
 
     def _require_free(self, needed: int) -> None:
@@ -199,18 +200,20 @@ class BlockManager(SequenceMemory):
         tables = self._tables
         rows = tables.rows(seqs)
         before = tables.lengths.take(rows)
-        if len(rows):
+        if np.count_nonzero(before > self.max_tokens_per_seq - num_tokens):
             self._require_addressable(int(before.max()) + num_tokens)
         lengths = before + num_tokens
         held = tables.num_blocks.take(rows)
         missing = (lengths - 1) // self.block_size + 1 - held
+        needed = int(missing.sum())
+        if self._pool.num_shared == 0:
+            return _Growth(rows, lengths, missing, needed, _NOWHERE, NO_COPIES.source)
         tails = rows * tables.width + (held - 1)
-        tail_blocks = tables.flat.take(tails)
-        shared = (self._pool.refcounts.take(tail_blocks) > 1) & (before < held * self.block_size)
-        at = np.flatnonzero(shared)
-        if len(at):
-            at = self._without_keepers(at, tail_blocks)
-        return _Growth(rows, lengths, missing, tails[at], tail_blocks[at], int(missing.sum()) + len(at))
+        blocks = tables.flat.take(tails)
+        copied = np.flatnonzero((self._pool.refcounts.take(blocks) > 1) & (before < held * self.block_size))
+        if len(copied):
+            copied = self._without_keepers(copied, blocks)
+        return _Growth(rows, lengths, missing, needed + len(copied), tails[copied], blocks[copied])
 
     def _without_keepers(self, at: Rows, tail_blocks: Blocks) -> Rows:
         """Of the writers into shared blocks, those that must copy: when all holders write, the last one need not."""
@@ -253,7 +256,7 @@ class _Growth(NamedTuple):
     rows: Rows
     lengths: Blocks
     missing: Blocks
-    copy_at: Rows
-    """Flat positions in the table matrix whose blocks are replaced by copies."""
-    copied: Blocks
     needed: int
+    copy_at: Rows
+    """Flat positions in the table matrix whose blocks, `copied`, are replaced by copies."""
+    copied: Blocks

@@ -18,30 +18,41 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self.num_references = 0
+        """Sum of all reference counts."""
         self.refcounts: NDArray[np.int32] = np.zeros(num_blocks, np.int32)
         # The top of the stack is at num_free - 1: a fresh pool hands out block 0 first.
         self._free: NDArray[np.int32] = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks that would be needed on top if none were shared."""
+        return self.num_references - (self.num_blocks - self.num_free)
 
     def allocate(self, count: int) -> Blocks:
         """Take `count <= num_free` blocks, each with reference count 1."""
         bottom = self.num_free - count
         blocks = self._free[bottom : self.num_free][::-1].copy()
         self.num_free = bottom
+        self.num_references += count
         self.refcounts[blocks] = 1
         return blocks
 
     def share(self, blocks: Blocks) -> None:
         """One more holder for each of the (distinct, active) blocks."""
         self.refcounts[blocks] += 1
+        self.num_references += len(blocks)
 
     def unshare(self, blocks: Blocks) -> None:
         """One holder less each time a block is named; at least one must remain."""
         np.subtract.at(self.refcounts, blocks, 1)
+        self.num_references -= len(blocks)
 
     def drop(self, blocks: Blocks) -> NDArray[np.bool_]:
         """One holder less for each of the (distinct) blocks; says which of them are free now."""
         counts = self.refcounts.take(blocks) - np.int32(1)
         self.refcounts[blocks] = counts
+        self.num_references -= len(blocks)
         freed: NDArray[np.bool_] = counts == 0
         returned = blocks[freed]
         # Pushed last block first, so that the next allocation gets them in their logical order.
@@ -59,6 +70,8 @@ class BlockPool:
             f"block {block} has reference count {self.refcounts[block]} but {holders[block]} holders"
             for block in np.flatnonzero(self.refcounts != holders)
         ]
+        if self.num_references != holders.sum():
+            findings.append(f"{self.num_references} references are said to exist but {holders.sum()} do")
         if not 0 <= self.num_free <= self.num_blocks:
             return [*findings, f"{self.num_free} blocks of {self.num_blocks} are said to be free"]
         stack = self._free[: self.num_free]

@@ -38,7 +38,7 @@ class BlockTables:
         self.filled: NDArray[np.int32] = np.zeros(max_num_seqs, np.int32)
         self.num_blocks: NDArray[np.int32] = np.zeros(max_num_seqs, np.int32)
         self.request_ids = [""] * max_num_seqs
-        self._generations = [0] * max_num_seqs
+        self._generations: Rows = np.zeros(max_num_seqs, np.int64)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         # One entry more than rows: whatever row an invalid id claims, clipping sends it to the last entry, whose
         # id 0 (a row 0) it cannot have. Free rows hold -1, which claims row ROW_MASK and so is never looked up there.
@@ -71,8 +71,9 @@ class BlockTables:
         self.lengths[row] = length
         self.filled[row] = filled
         self.request_ids[row] = request_id
-        self._generations[row] += 1
-        seq = self._generations[row] << ROW_BITS | row
+        generation = int(self._generations[row]) + 1
+        self._generations[row] = generation
+        seq = generation << ROW_BITS | row
         self._ids[row] = seq
         return seq
 
@@ -105,13 +106,14 @@ class BlockTables:
             ids = ids.astype(np.int64)
         rows: Rows = ids & ROW_MASK
         known = self._ids.take(rows, mode="clip") == ids
-        if not known.all():
+        # count_nonzero of a boolean array costs a fraction of what all() and any() do.
+        if np.count_nonzero(known) < len(rows):
             raise self._unknown(ids[~known][0])
         # Each row remembers who wrote to it last: all find their own mark unless two have the same row.
         order = self._order[: len(rows)]
         if len(order) == len(rows):
             self._scratch[rows] = order
-            if (self._scratch.take(rows) == order).all():
+            if np.count_nonzero(self._scratch.take(rows) == order) == len(rows):
                 return rows
         repeated = ids[np.flatnonzero(np.bincount(rows)[rows] > 1)[0]]
         raise DuplicateSequence(f"Sequence {repeated} is named more than once.", hint="Pass distinct ids.")
@@ -130,7 +132,7 @@ class BlockTables:
     def entries(self) -> Entries:
         """Every (row, column, block) of the live sequences, row by row; O(held blocks)."""
         live = self.live_rows()
-        counts = np.clip(self.num_blocks[live], 0, self.width)
+        counts = np.minimum(np.maximum(self.num_blocks[live], 0), self.width)
         rows = np.repeat(live, counts)
         columns = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         return Entries(rows, columns, self.flat[rows * self.width + columns])
@@ -138,41 +140,38 @@ class BlockTables:
     def audit(self, num_blocks: int, block_size: int) -> list[str]:
         """Differences within the tables themselves, for a pool of `num_blocks` blocks."""
         live = self._ids[:-1] != _NO_ID
-        free = np.asarray(self._free_rows, np.int64)
-        times_free = np.bincount(free, minlength=len(live))
-        findings = [
-            f"row {row} is {'live' if live[row] else 'dead'} and {times_free[row]} times on the free list"
-            for row in np.flatnonzero(times_free != ~live)
-        ]
-        for row in np.flatnonzero(live).tolist():
-            expected = self._generations[row] << ROW_BITS | row
-            if self._ids[row] != expected:
-                findings.append(f"row {row} has id {self._ids[row]} but its generation makes it {expected}")
-        capacity = self.num_blocks.astype(np.int64) * block_size
+        times_free = np.bincount(np.asarray(self._free_rows, np.int64), minlength=len(live))
         checks = {
+            "is live and free, or neither, or free more than once": times_free != ~live,
+            "has an id that is not of its generation": live
+            & (self._ids[:-1] != self._generations << ROW_BITS | self._order),
             "has a table longer than its row": self.num_blocks > self.width,
             "is live but holds no token": live & (self.lengths < 1),
-            "is dead but holds tokens or blocks": ~live
-            & ((self.lengths != 0) | (self.filled != 0) | (self.num_blocks != 0)),
-            "is longer than its blocks": self.lengths > capacity,
+            "is dead but holds tokens or blocks": ~live & (self.lengths | self.filled | self.num_blocks).astype(bool),
+            "is longer than its blocks": self.lengths > self.num_blocks.astype(np.int64) * block_size,
             "has more computed tokens than tokens": (self.filled > self.lengths) | (self.filled < 0),
-            "names a block beyond its table": self._stray_entries(),
         }
-        for what, wrong in checks.items():
-            findings += [f"row {row} {what}" for row in np.flatnonzero(wrong)]
+        descriptions = list(checks)
+        findings = [f"row {row} {descriptions[check]}" for check, row in np.argwhere(np.stack(list(checks.values())))]
         rows, _, blocks = self.entries()
+        findings += [f"row {row} names a block beyond its table" for row in self._rows_with_stray_blocks(blocks)]
         outside = (blocks < 0) | (blocks >= num_blocks)
         findings += [
             f"row {row} names block {block}, no block of the pool"
             for row, block in zip(rows[outside], blocks[outside], strict=True)
         ]
-        keys = np.sort(rows[~outside] * num_blocks + blocks[~outside])
-        for key in np.unique(keys[1:][keys[1:] == keys[:-1]]):
-            findings.append(f"row {key // num_blocks} names block {key % num_blocks} more than once")
+        keys = np.sort((rows * num_blocks + blocks)[~outside])
+        findings += [
+            f"row {key // num_blocks} names block {key % num_blocks} more than once"
+            for key in keys[1:][keys[1:] == keys[:-1]]
+        ]
         return findings
 
-    def _stray_entries(self) -> NDArray[np.bool_]:
-        return np.array([row[count:].any() for row, count in zip(self.matrix, self.num_blocks, strict=True)])
+    def _rows_with_stray_blocks(self, listed: Blocks) -> list[int]:
+        """Rows that name blocks beyond their table, of which `listed` are all the entries."""
+        if np.count_nonzero(self.matrix) == np.count_nonzero(listed):
+            return []
+        return [row for row, count in enumerate(self.num_blocks.tolist()) if self.matrix[row, count:].any()]
 
     @staticmethod
     def _unknown(seq: object) -> UnknownSequence:
