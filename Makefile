@@ -42,7 +42,8 @@ $(VENV)/.pip: constraints.txt
 	$(PIP) torch scikit-build-core cmake ninja
 	@touch $@
 
-$(VENV)/.runtime: $(VENV)/.pip pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+# A new package must be made known to the editable install; a new module in one is found by itself.
+$(VENV)/.runtime: $(VENV)/.pip pyproject.toml CMakeLists.txt $(wildcard csrc/* src/looseleaf/*/__init__.py)
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
 
