@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import tokenizers
 import torch
+from safetensors.torch import save_file
 from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch import Tensor
@@ -25,14 +28,18 @@ EOS = "<|end|>"
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 
 
-def tiny_tokenizer() -> Tokenizer:
-    """One token per byte, then the end-of-sequence token: text of any kind survives a round trip."""
+def _tiny_backend() -> tokenizers.Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([tokenizers.AddedToken(EOS, special=True, normalized=False)])
-    return Tokenizer(backend, special_tokens={"eos_token": EOS}, chat_templates={"default": CHAT_TEMPLATE})
+    return backend
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """One token per byte, then the end-of-sequence token: text of any kind survives a round trip."""
+    return Tokenizer(_tiny_backend(), special_tokens={"eos_token": EOS}, chat_templates={"default": CHAT_TEMPLATE})
 
 
 def tiny_model(seed: int = 0, **changes: Any) -> CausalLM:
@@ -69,10 +76,38 @@ def tiny_model(seed: int = 0, **changes: Any) -> CausalLM:
     return model
 
 
+def write_tiny_folder(folder: Path, model: CausalLM | None = None) -> Path:
+    """The tiny model as a Hugging Face folder."""
+    model = model or tiny_model()
+    shape = model.config
+    config = {
+        "architectures": [shape.architecture],
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope_theta,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        "eos_token_id": list(shape.eos_token_ids),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: weight.contiguous() for name, weight in destinations(model).items()}, folder / "model.safetensors")
+    _tiny_backend().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS, "chat_template": CHAT_TEMPLATE}))
+    return folder
+
+
 def tiny_engine(
     model: CausalLM, *, num_blocks: int = 256, block_size: int = 4, max_model_len: int = 96, **settings: Any
 ) -> Engine:
-    config = EngineConfig(**({"dtype": "float32", "block_size": block_size, "max_num_seqs": 8} | settings))
+    config = EngineConfig.parse({"dtype": "float32", "block_size": block_size, "max_num_seqs": 8} | settings)
     shape = model.config
     pool = PoolSize(
         num_blocks,

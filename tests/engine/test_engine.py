@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_model import full_logits, generate_alone, tiny_engine, tiny_model
 
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.running_request import SampleDelta
 from looseleaf.engine.sampling_params import SamplingParams
 from looseleaf.memory import ALLOCATORS
+from tiny_model import full_logits, generate_alone, tiny_engine, tiny_model
 
 MODEL = tiny_model()
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
 
 import torch
 
 from looseleaf.errors import ConfigurationError
 from looseleaf.kernels import native
-
-Allocator = Literal["paged", "contiguous-max", "contiguous-pow2", "contiguous-oracle"]
+from looseleaf.memory.factory import check_allocator
+from looseleaf.scheduler.interface import SchedulerConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -28,7 +30,8 @@ class EngineConfig:
     """Bytes for keys and values: a number, a size ("2GiB", "800MB"), or a share of the free memory ("25%")."""
     block_size: int = 16
     """Token slots per block."""
-    allocator: Allocator = "paged"
+    allocator: str = "paged"
+    """One of `looseleaf.memory.ALLOCATORS`: "paged", or a contiguous one to compare it with."""
     max_model_len: int | None = None
     """Longest sequence in tokens; None: what the model allows and the pool holds."""
     max_num_seqs: int = 64
@@ -47,6 +50,30 @@ class EngineConfig:
             raise ConfigurationError(
                 f"max_model_len is {self.max_model_len} but must be at least 2: a prompt token and an answer token."
             )
+        check_allocator(self.allocator)
+        self.scheduler_config(self.max_model_len or 2)  # its own checks, before a model is loaded in vain
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> EngineConfig:
+        """From a mapping; a setting that does not exist is named, with the closest that does."""
+        known = [field.name for field in fields(cls)]
+        for name in settings:
+            if name not in known:
+                close = get_close_matches(name, known, n=1)
+                raise ConfigurationError(
+                    f"There is no engine setting {name!r}.",
+                    hint=f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(known)}.",
+                )
+        return cls(**settings)
+
+    def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
+        return SchedulerConfig(
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=max_model_len,
+            watermark=self.watermark,
+            max_bypass=self.max_bypass,
+        )
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from looseleaf.engine.row_order import Floats, TokenIds, at_least_kth_largest, descending
 from looseleaf.engine.sampling_rows import Indices, SamplingBatch
@@ -48,11 +47,11 @@ def draw_narrow(row: Floats, entry: int, batch: SamplingBatch) -> int:
     return int(ids[invert(weights, batch.uniform[entry])])
 
 
-def draw_wide(logits: Tensor, entries: Indices, batch: SamplingBatch) -> TokenIds:
+def draw_wide(rows: Floats, entries: Indices, batch: SamplingBatch) -> TokenIds:
     """Draw from rows (`[r, vocab]`, finite maxima, overwritten) where top_k and min_p are off."""
-    logits -= logits.amax(-1, keepdim=True)
-    logits /= torch.from_numpy(batch.temperature[entries]).unsqueeze(1)
-    probabilities = torch.softmax(logits, -1)
+    rows -= rows.max(-1, keepdims=True)  # before the division, which could take large logits to infinity
+    rows /= batch.temperature[entries, None]
+    probabilities = torch.softmax(torch.from_numpy(rows), -1)
     tokens = np.empty(len(entries), np.int64)
     top_p = batch.top_p[entries]
     for i in np.flatnonzero(top_p < 1).tolist():

@@ -32,7 +32,7 @@ from looseleaf.memory.factory import make_manager
 from looseleaf.models.decoder import CausalLM
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.scheduler.errors import StepOutOfOrder
-from looseleaf.scheduler.interface import Request, SchedulerConfig, Sequence, SequenceState, StepPlan
+from looseleaf.scheduler.interface import Request, Sequence, SequenceState, StepPlan
 from looseleaf.scheduler.limits import check_request
 from looseleaf.scheduler.scheduler import Scheduler
 
@@ -77,16 +77,7 @@ class Engine:
             head_dim=pool.head_dim,
             dtype=model.dtype,
         )
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_num_seqs=config.max_num_seqs,
-                max_model_len=pool.max_model_len,
-                watermark=config.watermark,
-                max_bypass=config.max_bypass,
-            ),
-            self.memory,
-        )
+        self.scheduler = Scheduler(config.scheduler_config(pool.max_model_len), self.memory)
         self.eos_token_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *model.config.eos_token_ids)))
         self._clock = clock
         self._seats = Seats(config.max_num_seqs, pool.max_model_len)

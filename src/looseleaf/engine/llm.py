@@ -62,7 +62,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = DEFAULT_MODEL, **settings: Any) -> None:
-        self.engine = load_engine(model, EngineConfig(**settings))
+        self.engine = load_engine(model, EngineConfig.parse(settings))
         self._inbox: dict[str, deque[SampleDelta]] = {}
         """What steps have produced and its caller has not fetched, by request: streams may be interleaved."""
 

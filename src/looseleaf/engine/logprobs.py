@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,17 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from looseleaf.engine.outputs import Logprob
+from looseleaf.engine.row_copies import copy_rows, row_slices
 from looseleaf.engine.row_order import TokenIds, largest
-
-SLICE_ELEMENTS = 1 << 20
-"""Logits worked on at once: few enough to stay in cache and bound peak memory, enough for every thread."""
-
-
-def row_slices(num_rows: int, vocab_size: int) -> Iterator[slice]:
-    """Cut rows into runs of about SLICE_ELEMENTS logits, each at least a row for every thread."""
-    rows = max(SLICE_ELEMENTS // vocab_size, torch.get_num_threads(), 1)
-    for start in range(0, num_rows, rows):
-        yield slice(start, min(start + rows, num_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +46,9 @@ def token_logprobs(
     results: list[TokenLogprobs] = []
     for part in row_slices(len(token_ids), logits.shape[-1]):
         # Ranked by logit: rounding can make the logprobs of different logits equal.
-        rows = logits.index_select(0, torch.from_numpy(logits_index[part]).to(logits.device)).cpu()
-        logprobs = torch.log_softmax(rows, -1).numpy()
-        for row, logprob, token_id, k in zip(rows.numpy(), logprobs, token_ids[part], num_top[part], strict=True):
+        rows = copy_rows(logits, logits_index[part])
+        logprobs = torch.log_softmax(torch.from_numpy(rows), -1).numpy()
+        for row, logprob, token_id, k in zip(rows, logprobs, token_ids[part], num_top[part], strict=True):
             top_ids = largest(row, min(int(k), len(row)))
             rank = 1 + int(np.count_nonzero(row > row[token_id]))
             results.append(TokenLogprobs(int(token_id), float(logprob[token_id]), rank, top_ids, logprob[top_ids]))

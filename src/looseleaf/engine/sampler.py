@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from looseleaf.engine.draw import draw_narrow, draw_wide
-from looseleaf.engine.logprobs import TokenLogprobs, row_slices, token_logprobs
+from looseleaf.engine.logprobs import TokenLogprobs, token_logprobs
+from looseleaf.engine.row_copies import copy_rows, row_slices
 from looseleaf.engine.row_order import Floats, TokenIds
 from looseleaf.engine.sampling_errors import SamplingFailed
 from looseleaf.engine.sampling_rows import Indices, SamplingBatch
 
 FAILED_TOKEN = -1
-Pick = Callable[[Tensor, Indices, SamplingBatch], TokenIds]
+Pick = Callable[[Floats, Indices, SamplingBatch], TokenIds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +85,14 @@ def _sample_rows(
     logits: Tensor, entries: Indices, batch: SamplingBatch, pick: Pick, failures: dict[int, SamplingFailed]
 ) -> TokenIds:
     """Copy the rows of `entries`, edit the copy, and `pick` from it."""
-    index = torch.from_numpy(batch.logits_index[entries]).to(logits.device)
-    scratch = logits.index_select(0, index).cpu()
-    rows = scratch.numpy()
+    rows = copy_rows(logits, batch.logits_index[entries])
     for i, entry in enumerate(entries.tolist()):
         if (edits := batch.edits.get(entry)) is not None:
             edits.apply(rows[i], int(batch.num_output[entry]))
-    usable = _usable(scratch.amax(-1).numpy(), entries, failures)
+    usable = _usable(rows.max(-1), entries, failures)
     if not usable.all():
         rows[~usable] = 0
-    return np.where(usable, pick(scratch, entries, batch), FAILED_TOKEN)
+    return np.where(usable, pick(rows, entries, batch), FAILED_TOKEN)
 
 
 def _usable(peak: Floats, entries: Indices, failures: dict[int, SamplingFailed]) -> NDArray[np.bool_]:
@@ -111,11 +110,11 @@ def _usable(peak: Floats, entries: Indices, failures: dict[int, SamplingFailed])
     return usable
 
 
-def _pick_most_likely(logits: Tensor, _entries: Indices, _batch: SamplingBatch) -> TokenIds:
-    best: TokenIds = logits.numpy().argmax(-1)
+def _pick_most_likely(rows: Floats, _entries: Indices, _batch: SamplingBatch) -> TokenIds:
+    best: TokenIds = rows.argmax(-1)
     return best
 
 
-def _pick_narrow(logits: Tensor, entries: Indices, batch: SamplingBatch) -> TokenIds:
-    rows = zip(logits.numpy(), entries.tolist(), strict=True)
-    return np.array([draw_narrow(row, entry, batch) for row, entry in rows], np.int64)
+def _pick_narrow(rows: Floats, entries: Indices, batch: SamplingBatch) -> TokenIds:
+    drawn = (draw_narrow(row, entry, batch) for row, entry in zip(rows, entries.tolist(), strict=True))
+    return np.fromiter(drawn, np.int64, len(rows))

@@ -30,7 +30,7 @@ def is_available() -> bool:
         reason = "it was not built (no C++ compiler when Looseleaf was installed?)"
     else:
         try:
-            torch.ops.load_library(str(path))
+            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         except OSError as error:
             reason = f"{path} cannot be loaded: {error}"
         else:

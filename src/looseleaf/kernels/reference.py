@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional as F
 
 from looseleaf.kernels import native
 from looseleaf.kernels.interface import AttentionBatch

@@ -27,12 +27,9 @@ def make_manager(
 
     `max_model_len` tokens (default: what a table row addresses) is what `contiguous-max` reserves for everyone.
     """
+    check_allocator(allocator)
     if allocator == BlockManager.allocator:
         return BlockManager(num_blocks, block_size, max_num_seqs, max_blocks_per_seq, events=events)
-    if allocator not in _RESERVATIONS:
-        raise ConfigurationError(
-            f"There is no allocator {allocator!r}.", hint=f"Choose one of {', '.join(ALLOCATORS)}."
-        )
     return ContiguousManager(
         num_blocks,
         block_size,
@@ -42,3 +39,11 @@ def make_manager(
         max_model_len=max_model_len,
         events=events,
     )
+
+
+def check_allocator(allocator: str) -> None:
+    """Raise `ConfigurationError` for a name that `make_manager` does not know."""
+    if allocator not in ALLOCATORS:
+        raise ConfigurationError(
+            f"There is no allocator {allocator!r}.", hint=f"Choose one of {', '.join(ALLOCATORS)}."
+        )
