@@ -35,7 +35,7 @@ class RenderLimits:
     chars: int = 16 * 2**20
     """Largest output, and largest string, list or mapping on the way (characters or items)."""
     steps: int = 1_000_000
-    """Loop turns, calls and filters."""
+    """Loop turns, calls and filters; one that makes a large value counts for more."""
     seconds: float = 10.0
 
 
@@ -56,8 +56,8 @@ class Meter:
         self._printed = 0
         self._deadline = time.monotonic() + limits.seconds
 
-    def step(self) -> None:
-        self._steps += 1
+    def step(self, cost: int = 1) -> None:
+        self._steps += cost
         if self._steps > self.limits.steps:
             raise LimitExceeded(f"it takes more than {self.limits.steps:,} steps")
         if time.monotonic() > self._deadline:
@@ -73,8 +73,11 @@ class Meter:
             return self.loop(value)
         if isinstance(value, (str, bytes)):
             self.size(len(value))
+            self.step(len(value) // _CHARS_PER_STEP)
         elif isinstance(value, (list, tuple, dict)):
-            self.size(_extent(value, self.limits.chars))
+            extent = _extent(value, self.limits.chars)
+            self.size(extent)
+            self.step(extent // _ITEMS_PER_STEP)
         return value
 
     def loop(self, items: Iterable[Any]) -> Iterator[Any]:
@@ -96,7 +99,8 @@ class Meter:
 METER: ContextVar[Meter] = ContextVar("chat_template_meter")
 
 _METERED, _SIZED = "metered_loop", "sized_text"
-_MULTIPLIERS = frozenset({"join", "translate", "expandtabs", "indent", "wordwrap"})
+_MULTIPLIERS = frozenset({"replace", "join", "translate", "expandtabs", "indent", "wordwrap"})
+_CHARS_PER_STEP, _ITEMS_PER_STEP = 1024, 16
 _PRINTING_LEVELS = 8
 _UNMETERED_TEXT = 64  # characters; printing more than this between two tags is metered too
 _LARGEST_NUMBER = 100_000  # as an argument or format width: more than any template aligns to
@@ -133,9 +137,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (Jinja's own)
         meter = METER.get()
         meter.step()
-        owner = getattr(__obj, "__self__", None)
+        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
+        owner = getattr(method, "__self__", None)
         if isinstance(owner, (str, bytes)):
-            _judge(getattr(__obj, "__name__", ""), (owner, *args), kwargs)
+            _judge(method.__name__, (owner, *args), kwargs)
         return meter.value(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -241,8 +246,9 @@ def _judge(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     if name in ("format", "format_map") and any(isinstance(v, str) and _WIDE_FIELD.search(v) for v in values[:2]):
         raise LimitExceeded("it formats a very wide field")
     meter = METER.get()
-    if name == "replace":
-        text, old, new = [value for value in values if isinstance(value, str)][:3]
+    texts = [value for value in values if isinstance(value, str)]
+    if name == "replace" and len(texts) == 3:
+        text, old, new = texts
         meter.size(len(text) + text.count(old) * len(new))
     elif name in _MULTIPLIERS:
         product = 1

