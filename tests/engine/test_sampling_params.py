@@ -15,7 +15,7 @@ from looseleaf.engine.sampling_params import MAX_STOP_LENGTH, MAX_STOP_STRINGS, 
 from looseleaf.errors import InvalidRequest
 
 HUGE = 10**400
-NOT_INTEGERS: list[Any] = [True, 1.0, "1", math.nan, math.inf, [1], HUGE, -HUGE]
+NOT_INTEGERS: list[Any] = [True, 1.0, "1", math.nan, math.inf, [1], HUGE, -HUGE, 10**5000]
 NOT_REALS: list[Any] = [True, "0.5", math.nan, math.inf, -math.inf, None, [0.5], 1j, HUGE, -HUGE]
 
 BAD: dict[str, list[Any]] = {
@@ -40,6 +40,7 @@ BAD: dict[str, list[Any]] = {
         {"x": 1.0},
         {"-1": 1.0},
         {"²": 1.0},
+        {"9" * 5000: 1.0},
         [1],
         3,
     ],

@@ -9,7 +9,10 @@ class InvalidParameter(InvalidRequest, ValueError):
     """A known parameter has a value that it cannot take. Attributes: `name`, `value`, `allowed`."""
 
     def __init__(self, name: str, value: object, allowed: str, *, hint: str = "") -> None:
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except ValueError:  # an integer with more digits than Python prints
+            shown = f"a {type(value).__name__} too long to print"
         if len(shown) > 80:
             shown = shown[:77] + "..."
         super().__init__(f"{name} is {shown} but must be {allowed}.", hint=hint)

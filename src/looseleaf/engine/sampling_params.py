@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 import numbers
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,9 +20,10 @@ GREEDY_TEMPERATURE = 1e-5
 
 MAX_COUNT = 2**31 - 1
 MAX_SAMPLES = 16_384
-MAX_STOP_STRINGS = 64
-MAX_STOP_LENGTH = 1_024
+MAX_STOP_STRINGS = 32
+MAX_STOP_LENGTH = 256
 MAX_SEED = 2**64 - 1
+_TOKEN_ID = re.compile("[0-9]{1,10}")
 
 
 def _reject_unknown_names(cls: type[T]) -> type[T]:
@@ -163,7 +165,7 @@ class SamplingParams:
         biases: dict[int, float] = {}
         for key, bias in given.items():
             # JSON has no integer keys: the OpenAI protocol writes {"50256": -100}.
-            token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+            token_id = int(key) if isinstance(key, str) and _TOKEN_ID.fullmatch(key) else key
             if not _is_integer(token_id) or token_id < 0 or not _is_real(bias) or not -100 <= bias <= 100:
                 raise InvalidParameter("logit_bias", {key: bias}, allowed)
             biases[int(token_id)] = float(bias)

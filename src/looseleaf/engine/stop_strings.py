@@ -24,7 +24,7 @@ class _Node:
     """The longest stop string that ends here."""
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=16)  # for the samples of a request and its like; the largest takes megabytes
 def _automaton(stop_strings: tuple[str, ...]) -> _Node:
     """Aho and Corasick, "Efficient string matching", 1975: one state per character, whatever the strings."""
     root = _Node()
