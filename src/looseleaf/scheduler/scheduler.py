@@ -116,8 +116,9 @@ class Scheduler:
         if request is None:
             return []
         live = [sequence for sequence in request.sequences if sequence.state is not SequenceState.FINISHED]
-        for sequence in reversed(live):  # sample 0 last, so that no sibling takes over its prompt
-            self.finish(sequence)
+        self._note_end_in_flight()
+        for sequence in live:
+            self._end(sequence)
         return live
 
     def finish(self, sequence: Sequence) -> None:
@@ -130,7 +131,7 @@ class Scheduler:
         request = sequence.request
         if self._requests.get(request.request_id) is not request:
             raise InvalidRequest(f"{sequence} was never added.")
-        self._ended_in_flight = self._ended_in_flight or bool(self._plan)
+        self._note_end_in_flight()
         self._end(sequence)
         # The one that computed the prompt for all is gone: the next sample computes it anew.
         if (heirs := request.pending_forks) and len(heirs) == sum(
@@ -324,6 +325,9 @@ class Scheduler:
         sequence.state = SequenceState.WAITING
         self._waiting.add(sequence)
         self._nothing_admissible = False
+
+    def _note_end_in_flight(self) -> None:
+        self._ended_in_flight = self._ended_in_flight or bool(self._plan)
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.state is SequenceState.RUNNING:
