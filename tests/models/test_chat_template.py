@@ -281,6 +281,7 @@ RUNAWAY = {
     "join method": "{{ ('y' * 99999).join(['x'] * 99999) }}",
     "join mapped": "{{ (['x' * 99999] * 99999)|map('upper')|join }}",
     "indent": "{{ ('x\n' * 99999)|indent(99999) }}",
+    "round": "{{ 2.5|round(1000000000, 'ceil') }}",
     "batch": "{{ [1]|batch(1000000000, 0)|list }}",
     "json": "{{ [[[1]]]|tojson(indent=1000000000) }}",
     "captured": "{% set s %}{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}{% endset %}",
@@ -306,6 +307,18 @@ def test_time_is_bounded_too() -> None:
     template = ChatTemplate(RUNAWAY["loops without output"], limits=RenderLimits(steps=10**12, seconds=0.2))
     with pytest.raises(ChatTemplateError, match=r"longer than 0\.2 s"):
         template.render(USER)
+
+
+def test_large_numbers_and_format_like_content_are_no_offence() -> None:
+    source = (
+        "{{ '%s at %d' % (messages[0].content, 1735689600) }}{{ '{} {}'.format(1735689600, messages[0].content) }}"
+        "{{ 1735689600|string|length }}{{ 1735689600.25|round(1) }}{{ 1735689600|int + 10 ** 12 }}"
+        "{{ '%s' | format(messages[0].content) }}{{ messages[0].content.replace('1', '11') }}"
+        "{{ tools|tojson(indent=2) }}"
+    )
+    messages = [{"role": "user", "content": "ratio %1234567d, id: 123456789 {:9999999} %*d {{}}"}]
+    variables: dict[str, Any] = {"tools": [{"n": 2**70}], "add_generation_prompt": True}
+    assert ChatTemplate(source).render(messages, **variables) == theirs(source, messages, **variables)
 
 
 def test_a_long_conversation_is_within_the_limits() -> None:

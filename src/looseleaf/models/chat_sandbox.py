@@ -103,10 +103,14 @@ _MULTIPLIERS = frozenset({"replace", "join", "translate", "expandtabs", "indent"
 _CHARS_PER_STEP, _ITEMS_PER_STEP = 1024, 16
 _PRINTING_LEVELS = 8
 _UNMETERED_TEXT = 64  # characters; printing more than this between two tags is metered too
-_LARGEST_NUMBER = 100_000  # as an argument or format width: more than any template aligns to
+_WIDTH_TAKERS = frozenset(
+    {"ljust", "rjust", "center", "zfill", "expandtabs", "indent", "wordwrap", "batch", "slice", "round", "tojson"}
+)
+_LARGEST_WIDTH = 100_000
 _LARGEST_INTEGER_BITS = 4096
 _MULTIPLIER_SLACK = 16  # the product of all arguments' sizes overstates what most calls make
 _WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*\d{6,}|:[^{}]*\d{6,}")
+_WIDTH_ARGUMENT = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -140,7 +144,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
         owner = getattr(method, "__self__", None)
         if isinstance(owner, (str, bytes)):
-            _judge(method.__name__, (owner, *args), kwargs)
+            _refuse_large_call(method.__name__, (owner, *args), kwargs)
         return meter.value(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -155,7 +159,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if isinstance(sized, (str, bytes, list, tuple)) and isinstance(times, int):
                 meter.size(len(sized) * max(times, 0))
         elif operator == "%" and isinstance(left, str):
-            _judge("format", (left, right), {})
+            _refuse_large_call("format", (left, right), {})
         return meter.value(super().call_binop(context, operator, left, right))
 
 
@@ -230,21 +234,25 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     def bounded(*args: Any, **kwargs: Any) -> Any:
         meter = METER.get()
         meter.step()
-        _judge(name, args, kwargs)
+        _refuse_large_call(name, args, kwargs)
         return meter.value(function(*args, **kwargs))
 
     return bounded
 
 
-def _judge(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _refuse_large_call(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Refuse a call whose arguments would make it large, before it is."""
     values = [*args, *kwargs.values()]
-    for value in values:
+    if name in ("format", "format_map"):
+        if _WIDE_FIELD.search(str(values[0])):
+            raise LimitExceeded("it formats a very wide field")
+        takes_width = _WIDTH_ARGUMENT.search(str(values[0])) is not None
+    else:
+        takes_width = name in _WIDTH_TAKERS
+    for value in values[1:] if takes_width else ():
         for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int) and number > _LARGEST_NUMBER:
-                raise LimitExceeded(f"it calls {name} with {number:,} (limit {_LARGEST_NUMBER:,})")
-    if name in ("format", "format_map") and any(isinstance(v, str) and _WIDE_FIELD.search(v) for v in values[:2]):
-        raise LimitExceeded("it formats a very wide field")
+            if isinstance(number, int) and number > _LARGEST_WIDTH:
+                raise LimitExceeded(f"it calls {name} with a width of {number:,} (limit {_LARGEST_WIDTH:,})")
     meter = METER.get()
     texts = [value for value in values if isinstance(value, str)]
     if name == "replace" and len(texts) == 3:
@@ -279,7 +287,7 @@ def _tojson(
 ) -> str:
     """JSON as it is: Jinja's own filter escapes for HTML."""
     METER.get().step()
-    _judge("tojson", (indent,), {})
+    _refuse_large_call("tojson", (value, indent), {})
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     METER.get().size(len(text))
     return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jinja2
@@ -132,7 +132,7 @@ class ChatTemplates(Mapping[str, ChatTemplate]):
             self._compiled[name] = ChatTemplate(self._sources[name], self._special_tokens)
         return self._compiled[name]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
 
     def __len__(self) -> int:

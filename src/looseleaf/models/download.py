@@ -222,7 +222,9 @@ def _installed_file(model: WheelModel) -> Path | None:
         distribution = importlib.metadata.distribution(model.distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-    return Path(str(distribution.locate_file(model.member))) if distribution.version == model.version else None
+    if distribution.version != model.version:
+        return None
+    return Path(str(distribution.locate_file(model.member))).absolute()
 
 
 def _sync_folder(folder: Path) -> None:
