@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import doctest
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from looseleaf.memory import (
     OutOfRows,
     UncomputedTokens,
     UnknownSequence,
+    make_manager,
 )
 
 
@@ -145,7 +147,13 @@ def test_a_released_id_stays_unknown_when_its_row_is_reused() -> None:
     memory.release(stale)
     fresh = memory.admit(1)
     assert fresh != stale
-    for call in (memory.release, memory.table, memory.fork, lambda seq: memory.truncate(seq, 1)):
+    calls: list[Callable[[int], object]] = [
+        memory.release,
+        memory.table,
+        memory.fork,
+        lambda seq: memory.truncate(seq, 1),
+    ]
+    for call in calls:
         with pytest.raises(UnknownSequence):
             call(stale)
     with pytest.raises(UnknownSequence):
@@ -155,7 +163,7 @@ def test_a_released_id_stays_unknown_when_its_row_is_reused() -> None:
 
 @pytest.mark.parametrize("seq", [-1, 0, 7, 2**62, -(2**62), 2**70, 1.0, "1", None])
 def test_ids_that_were_never_issued(seq: Any, allocator: str) -> None:
-    memory = looseleaf.memory.make_manager(allocator, 8, 4, 2)
+    memory = make_manager(allocator, 8, 4, 2)
     with pytest.raises(UnknownSequence):
         memory.release(seq)
     with pytest.raises(UnknownSequence):
@@ -163,7 +171,7 @@ def test_ids_that_were_never_issued(seq: Any, allocator: str) -> None:
 
 
 def test_a_sequence_named_twice(allocator: str) -> None:
-    memory = looseleaf.memory.make_manager(allocator, 64, 4, 2, 16)
+    memory = make_manager(allocator, 64, 4, 2, 16)
     seq = memory.admit(1, final_tokens=30)
     for seqs in ([seq, seq], [seq] * 3):
         with pytest.raises(DuplicateSequence):
@@ -174,7 +182,7 @@ def test_a_sequence_named_twice(allocator: str) -> None:
 
 @pytest.mark.parametrize("size", [0, -1, -(2**40), 2**40, 1.0, "1", True, None, np.float32(1), float("nan")])
 def test_absurd_sizes(size: Any, allocator: str) -> None:
-    memory = looseleaf.memory.make_manager(allocator, 64, 4, 4, 8)
+    memory = make_manager(allocator, 64, 4, 4, 8)
     seq = memory.admit(4, final_tokens=8, filled=4)
     free = memory.num_free_blocks
     calls = [
@@ -207,7 +215,7 @@ def test_absurd_sizes(size: Any, allocator: str) -> None:
 
 
 def test_badly_shaped_arguments(allocator: str) -> None:
-    memory = looseleaf.memory.make_manager(allocator, 64, 4, 4, 8)
+    memory = make_manager(allocator, 64, 4, 4, 8)
     seq = memory.admit(4)
     with pytest.raises(InvalidSize):
         memory.append(np.array([[seq]]))
@@ -220,7 +228,7 @@ def test_badly_shaped_arguments(allocator: str) -> None:
 
 
 def test_an_empty_batch_is_no_work(allocator: str) -> None:
-    memory = looseleaf.memory.make_manager(allocator, 8, 4, 2)
+    memory = make_manager(allocator, 8, 4, 2)
     assert len(memory.append(np.empty(0, np.int64)).source) == 0
     assert memory.blocks_to_append(np.empty(0, np.int64)) == 0
     memory.fill(np.empty(0, np.int64), 1)
@@ -228,16 +236,16 @@ def test_an_empty_batch_is_no_work(allocator: str) -> None:
 
 
 def test_narrower_integer_ids_are_ids_too(allocator: str) -> None:
-    memory = looseleaf.memory.make_manager(allocator, 8, 4, 2, 4)
+    memory = make_manager(allocator, 8, 4, 2, 4)
     seq = memory.admit(1, final_tokens=4)
     memory.append(np.array([seq], np.int32))
-    memory.append([seq])  # type: ignore[arg-type]  # tolerated
+    memory.append(np.array([seq], np.uint64))
     assert memory.lengths.tolist() == [3, 0]
-    memory.release(np.int64(seq))  # type: ignore[arg-type]  # tolerated
+    memory.release(np.array([seq])[0])
 
 
 def test_a_sequence_longer_than_its_row(allocator: str) -> None:
-    memory = looseleaf.memory.make_manager(allocator, 64, 4, 4, 2)
+    memory = make_manager(allocator, 64, 4, 4, 2)
     with pytest.raises(InvalidSize):
         memory.admit(9)
     assert not memory.can_admit(9)
@@ -253,7 +261,7 @@ def test_appending_beyond_the_row() -> None:
 
 
 def test_more_sequences_than_rows(allocator: str) -> None:
-    memory = looseleaf.memory.make_manager(allocator, 64, 4, 1, 2)
+    memory = make_manager(allocator, 64, 4, 1, 2)
     seq = memory.admit(1, filled=1)
     assert not memory.can_admit(1)
     with pytest.raises(OutOfRows):
@@ -264,7 +272,7 @@ def test_more_sequences_than_rows(allocator: str) -> None:
 
 
 def test_tokens_that_are_not_computed_cannot_be_forked(allocator: str) -> None:
-    memory = looseleaf.memory.make_manager(allocator, 64, 4, 4, 2)
+    memory = make_manager(allocator, 64, 4, 4, 2)
     seq = memory.admit(4, filled=3)
     with pytest.raises(UncomputedTokens):
         memory.fork(seq)
@@ -286,7 +294,7 @@ def test_keep_free_is_what_an_admission_leaves() -> None:
 
 
 def test_kernels_see_the_tables_but_cannot_write_them(allocator: str) -> None:
-    memory = looseleaf.memory.make_manager(allocator, 64, 4, 4, 2)
+    memory = make_manager(allocator, 64, 4, 4, 2)
     memory.admit(4)
     assert memory.block_tables.dtype == memory.lengths.dtype == np.int32
     assert memory.block_tables.flags.c_contiguous
@@ -296,7 +304,7 @@ def test_kernels_see_the_tables_but_cannot_write_them(allocator: str) -> None:
 
 
 def test_a_table_is_a_copy(allocator: str) -> None:
-    memory = looseleaf.memory.make_manager(allocator, 64, 4, 4, 2)
+    memory = make_manager(allocator, 64, 4, 4, 2)
     seq = memory.admit(4)
     memory.table(seq)[0] = 63
     assert memory.table(seq)[0] == 0
@@ -307,12 +315,12 @@ def test_a_table_is_a_copy(allocator: str) -> None:
 def test_impossible_pools(field: str, value: Any, allocator: str) -> None:
     geometry: dict[str, Any] = {"num_blocks": 8, "block_size": 4, "max_num_seqs": 4, "max_blocks_per_seq": 2}
     with pytest.raises(ConfigurationError, match=field):
-        looseleaf.memory.make_manager(allocator, **geometry | {field: value})
+        make_manager(allocator, **geometry | {field: value})
 
 
 def test_sequences_whose_length_would_not_fit_into_int32(allocator: str) -> None:
     with pytest.raises(ConfigurationError, match="max_blocks_per_seq"):
-        looseleaf.memory.make_manager(allocator, 8, 2**20, 4, 2**11)
+        make_manager(allocator, 8, 2**20, 4, 2**11)
 
 
 def test_the_longest_sequence_int32_can_count() -> None:
@@ -326,7 +334,7 @@ def test_the_longest_sequence_int32_can_count() -> None:
 
 
 def test_describe_has_settings_and_live_counts(allocator: str) -> None:
-    memory = looseleaf.memory.make_manager(allocator, 64, 4, 5, 2)
+    memory = make_manager(allocator, 64, 4, 5, 2)
     memory.admit(8)
     assert memory.describe() == {
         "allocator": allocator,
@@ -341,7 +349,7 @@ def test_describe_has_settings_and_live_counts(allocator: str) -> None:
 
 def test_an_unknown_allocator_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="paged, contiguous-max, contiguous-pow2, contiguous-oracle"):
-        looseleaf.memory.make_manager("slab", 8, 4, 4)
+        make_manager("slab", 8, 4, 4)
 
 
 def test_the_example_in_the_documentation() -> None:

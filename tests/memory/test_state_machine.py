@@ -68,7 +68,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
 def test_memory_agrees_with_the_naive_model(allocator: str) -> None:
     machine: Any = type("Machine", (MemoryMachine,), {"allocator": allocator})
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]  # Hypothesis has no types for it
+    run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
@@ -93,4 +93,4 @@ def test_the_soak_notices_a_block_that_is_not_copied_on_write(monkeypatch: pytes
     monkeypatch.setattr(BlockManager, "_without_keepers", copy_nothing)
     with pytest.raises(AuditError) as failure:
         soak(5_000, seed=1)
-    assert "In pool 0 of seed 1: paged" in failure.value.__notes__[0]
+    assert "of seed 1: paged" in failure.value.__notes__[0]

@@ -15,7 +15,6 @@ import numpy as np
 from naive_memory import NAIVE, NaiveSequence, row_of
 
 from looseleaf.memory import (
-    Allocate,
     Copy,
     CopyPairs,
     EventStream,
@@ -23,6 +22,7 @@ from looseleaf.memory import (
     MemoryEvent,
     MemoryLayerError,
     OutOfBlocks,
+    Share,
     make_manager,
 )
 
@@ -73,7 +73,7 @@ class EventMirror:
             elif source in table:
                 table[table.index(source)] = block
             else:
-                assert isinstance(event, Allocate | Copy) or block in self.tables[getattr(event, "parent")]  # noqa: B009
+                assert not isinstance(event, Share) or block in self.tables[event.parent]
                 table.append(block)
         if isinstance(event, Free):
             for seq, count in given_up.items():
@@ -104,6 +104,7 @@ class Trial:
     def __init__(self, allocator: str, geometry: Geometry) -> None:
         self.model = NAIVE[allocator](**vars(geometry))
         self.mirror = EventMirror()
+        self.events = EventStream()
         self.memory = make_manager(
             allocator,
             geometry.num_blocks,
@@ -111,9 +112,9 @@ class Trial:
             geometry.max_num_seqs,
             geometry.max_blocks_per_seq,
             max_model_len=geometry.max_model_len,
-            events=(events := EventStream()),
+            events=self.events,
         )
-        events.subscribe(self.mirror)
+        self.events.subscribe(self.mirror)
         self.memory.step = 7
         self.cache = [-1] * (geometry.num_blocks * geometry.block_size)
         self.stale: list[int] = []
@@ -245,6 +246,7 @@ class Trial:
             read = [token for block in table for token in self.cache[block * size : (block + 1) * size]]
             assert read[: seq.filled] == seq.tokens[: seq.filled], "a sequence reads what it did not write"
         assert len(self.mirror.tables) == len(model.sequences)
+        assert self.events, "the mirror refused an event and was unsubscribed"
 
     def drain(self) -> None:
         """Release everything: the pool must be whole again."""
