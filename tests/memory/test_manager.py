@@ -222,7 +222,7 @@ def test_badly_shaped_arguments(allocator: str) -> None:
     with pytest.raises(InvalidSize):
         memory.fill(np.array([seq]), np.array([1, 1], np.int32))
     with pytest.raises(InvalidSize):
-        memory.fill(np.array([seq]), np.array([1.0]))  # type: ignore[arg-type]  # that is the point
+        memory.fill(np.array([seq]), np.array([1.0]))
     with pytest.raises(InvalidSize):
         memory.fill(np.array([seq]), 5)
 
