@@ -22,9 +22,7 @@ needs_extension = pytest.mark.skipif(
 @given(data=st.data(), shape=st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 5)))
 @settings(max_examples=100, deadline=None)
 @pytest.mark.parametrize("extension", [pytest.param(True, marks=needs_extension), False])
-def test_copies_take_effect_in_order(
-    extension: bool, data: st.DataObject, shape: tuple[int, int, int]
-) -> None:
+def test_copies_take_effect_in_order(extension: bool, data: st.DataObject, shape: tuple[int, int, int]) -> None:
     blocks = st.integers(0, shape[1] - 1)
     pairs = data.draw(st.lists(st.tuples(blocks, blocks), max_size=8))
     cache = torch.arange(torch.tensor(shape).prod().item(), dtype=torch.float32).view(shape)
@@ -32,11 +30,11 @@ def test_copies_take_effect_in_order(
     for outer in expected:
         for source, destination in pairs:
             outer[destination] = list(outer[source])
-    source, destination = (torch.tensor([p[i] for p in pairs], dtype=torch.int32) for i in (0, 1))
+    ids = [torch.tensor([pair[side] for pair in pairs], dtype=torch.int32) for side in (0, 1)]
     with pytest.MonkeyPatch.context() as patch:
         if not extension:
             patch.setattr(native, "is_available", lambda: False)
-        native.copy_blocks(cache, source, destination)
+        native.copy_blocks(cache, *ids)
     assert cache.tolist() == expected
 
 

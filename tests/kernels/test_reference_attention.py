@@ -32,7 +32,9 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, win
 class PagedCase:
     """Sequences scattered over a shuffled pool, beside their contiguous keys and values."""
 
-    def __init__(self, seed: int, shapes: list[tuple[int, int]], block_size: int, heads: tuple[int, int], head_dim: int):
+    def __init__(
+        self, seed: int, shapes: list[tuple[int, int]], block_size: int, heads: tuple[int, int], head_dim: int
+    ):
         generator = torch.Generator().manual_seed(seed)
         num_heads, num_kv_heads = heads
         counts = [math.ceil(context / block_size) for context, _ in shapes]
@@ -92,7 +94,9 @@ def cases(draw: st.DrawFn) -> PagedCase:
     shapes = [(c, 1) for c in decodes] + [(max(c, q), q) for c, q in chunks]
     num_kv_heads = draw(st.sampled_from([1, 2, 3]))
     heads = (num_kv_heads * draw(st.sampled_from([1, 2, 3, 4])), num_kv_heads)
-    return PagedCase(draw(st.integers(0, 2**32)), shapes or [(1, 1)], block_size, heads, draw(st.sampled_from([1, 8, 33])))
+    return PagedCase(
+        draw(st.integers(0, 2**32)), shapes or [(1, 1)], block_size, heads, draw(st.sampled_from([1, 8, 33]))
+    )
 
 
 @given(case=cases(), window=st.none() | st.integers(1, 400))
