@@ -86,12 +86,12 @@ def test_emitted_text_stands_whatever_follows(name: str, ids: list[int], cuts: l
 
 @given(ids=IDS)
 @settings(max_examples=200)
-def test_a_byte_level_stream_holds_back_less_than_one_character(ids: list[int]) -> None:
+def test_a_byte_level_stream_holds_back_only_an_unfinished_character(ids: list[int]) -> None:
     detokenizer = FACTORIES["byte-level"](False)
     emitted = detokenizer.push(ids)
     decoded = BACKENDS["byte-level"].decode(ids, skip_special_tokens=False)
     held = decoded.removeprefix(emitted)
-    assert held in ("", "\ufffd")
+    assert held in ("", "\ufffd", "\ufffd\ufffd")  # two: half a surrogate, which can become nothing else
 
 
 @pytest.mark.parametrize("name", BACKENDS)
