@@ -308,3 +308,16 @@ def test_samples_and_seeds_and_positions_differ() -> None:
         rows.add(row, SamplingParams(), seed=seed, sample=sample_index, prompt=[1], output=output)
     tokens = sample(flat, rows.select(np.arange(5), np.zeros(5, np.int64))).token_ids
     assert len(set(tokens.tolist())) == 5
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])
+@pytest.mark.parametrize("scale", [1e34, -1e34])
+def test_huge_logits_over_a_tiny_temperature_do_not_overflow(
+    step: Step, params: dict[str, float], scale: float
+) -> None:
+    logits = torch.full((1, 20), 2.0 * scale)
+    logits[0, 4] = 3.0 * scale
+    likeliest = int(logits.argmax())
+    output = step(logits, [SamplingParams.parse({"temperature": 1e-5, **params})], numbers=np.array([0.0]))
+    assert output.failures == {}
+    assert output.token_ids[0] == likeliest

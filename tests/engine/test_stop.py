@@ -52,6 +52,7 @@ A, B, C, D = 1, 2, 3, 4
     [
         ({}, [A, B, EOS, C], "ab", Finish("stop"), 3),
         ({"include_stop_str_in_output": True}, [A, EOS], "a<end>", Finish("stop"), 2),
+        ({"include_stop_str_in_output": True, "stop": "<e"}, [A, EOS], "a<end>", Finish("stop"), 2),
         ({"ignore_eos": True, "max_tokens": 3}, [A, EOS, B, C], "a<end>b", Finish("length"), 3),
         ({"ignore_eos": True, "stop_token_ids": [EOS]}, [A, EOS], "a", Finish("stop", EOS), 2),
         ({"stop_token_ids": [B]}, [A, B], "a", Finish("stop", B), 2),
