@@ -252,6 +252,7 @@ USER = [{"role": "user", "content": "x" * 1000}]
 RUNAWAY = {
     "loops without output": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "loops with output": "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
+    "loops without calls": "{% set c = messages[0].content %}" + "{% for x in c %}" * 4 + "{% endfor %}" * 4,
     "filtered loops": "{% for a in range(99999) if range(99999)|list|length < 0 %}{% endfor %}",
     "long range": "{% for a in range(10 ** 9) %}{% endfor %}",
     "macro recursion": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",

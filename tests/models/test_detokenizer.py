@@ -45,7 +45,7 @@ BACKENDS = {
 }
 FACTORIES = {name: detokenizer_factory(backend) for name, backend in BACKENDS.items()}
 # Runs make long broken sequences and long held ones; ids past the vocabulary occur in models with padded embeddings.
-RUNS = st.lists(st.tuples(st.integers(0, 275), st.integers(1, 6)), max_size=25)
+RUNS = st.lists(st.tuples(st.one_of(st.integers(0, 275), st.integers(256, 267)), st.integers(1, 6)), max_size=25)
 IDS = st.one_of(
     RUNS.map(lambda runs: [token for token, times in runs for _ in range(times)]),
     st.text().map(lambda text: list(text.encode())),
