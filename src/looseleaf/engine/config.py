@@ -26,8 +26,8 @@ class EngineConfig:
 
     dtype: str = "auto"
     """"float32", "bfloat16", or "auto": bfloat16 where the processor multiplies it natively, else float32."""
-    kv_cache_memory: int | str = "25%"
-    """Bytes for keys and values: a number, a size ("2GiB", "800MB"), or a share of the free memory ("25%")."""
+    kv_cache_memory: int | str = "10%"
+    """Bytes for keys and values: a number, a size ("2GiB", "800MB"), or a share of the free memory ("10%")."""
     block_size: int = 16
     """Token slots per block."""
     allocator: str = "paged"

@@ -1,0 +1,91 @@
+"""Peak memory against weights + pool + the stated bound, and growth over many short requests.
+
+    python benchmarks/bench_footprint.py [--requests 10000] [--json]
+
+Looks at the resident set of this process, which is Looseleaf and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+from pathlib import Path
+
+import psutil
+
+from looseleaf import SamplingParams
+from looseleaf.engine.config import EngineConfig, format_bytes
+from looseleaf.engine.footprint import workspace_bound
+from looseleaf.engine.llm import load_engine
+from looseleaf.engine.workload import run_workload
+from looseleaf.models.weights import destinations
+
+
+def peak_resident() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: set the high-water mark to what is resident now
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    process = psutil.Process()
+    before = process.memory_info().rss
+    config = EngineConfig(kv_cache_memory="512MiB", max_model_len=2048)
+    engine = load_engine(config=config)
+    weights = sum(weight.nbytes for weight in destinations(engine.model).values())
+    bound = workspace_bound(engine.model.config, config, engine.pool.max_model_len)
+    loading_peak, loaded = peak_resident(), process.memory_info().rss
+
+    reset_peak()
+    workload = json.loads((Path(__file__).parent / "workload.json").read_text())
+    run_workload(
+        engine,
+        [
+            (r["prompt"], SamplingParams(temperature=0.8, top_p=0.95, max_tokens=min(r["n_out"], 24)))
+            for r in workload["T3"][0]
+        ]
+        + [(r["prompt"], SamplingParams(temperature=0, max_tokens=1)) for r in workload["T2"]],
+    )
+    running_peak = peak_resident()
+
+    generator = random.Random(0)
+    resident: list[int] = []
+    waves, per_wave = 20, options.requests // 20
+    for _ in range(waves):
+        prompts = [[generator.randrange(17, 49_152) for _ in range(generator.randint(1, 4))] for _ in range(per_wave)]
+        run_workload(engine, [(prompt, SamplingParams(max_tokens=2, ignore_eos=True)) for prompt in prompts])
+        gc.collect()
+        resident.append(process.memory_info().rss)
+    engine.memory.audit()
+
+    figures = {
+        "process before loading": before,
+        "weights": weights,
+        "pool": engine.pool.nbytes,
+        "bound on a step's tensors": bound,
+        "peak while loading": loading_peak,
+        "resident when loaded": loaded,
+        "peak while running": running_peak,
+        "peak beyond process + weights + pool": running_peak - before - weights - engine.pool.nbytes,
+        f"resident after {per_wave} short requests": resident[0],
+        f"resident after {waves * per_wave // 2}": resident[waves // 2 - 1],
+        f"resident after {waves * per_wave}": resident[-1],
+    }
+    if options.json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:<42} {format_bytes(value):>12}")
+
+
+if __name__ == "__main__":
+    main()
