@@ -76,6 +76,20 @@ def test_a_prompt_in_progress_yields_to_an_older_decode(make_memory):
     assert scheduler.num_recomputed_tokens == 1
 
 
+def test_what_a_preemption_leaves_over_is_used_in_the_next_step(make_memory):
+    config = SchedulerConfig(watermark=0)
+    scheduler = Scheduler(config, make_memory("paged", config, num_blocks=5, block_size=4))
+    old, large, small = Request("old", 4, 9), Request("large", 16, 4), Request("small", 4, 2)
+    for request in (old, large, small):
+        scheduler.add(request)
+    scheduler.commit(scheduler.schedule(0.0), [], 0.0)
+    assert scheduler.waiting == small.sequences
+    plan = scheduler.schedule(0.0)
+    assert plan.preempted == large.sequences
+    scheduler.commit(plan, [], 0.0)
+    assert scheduler.schedule(0.0).admitted == small.sequences  # 3 blocks are free, the large one needs 5
+
+
 def test_no_livelock_at_the_tightest_pool(allocator, make_memory):
     """Every request alone fills the pool, all arrive at once, with samples: each still ends, oldest first."""
     config = SchedulerConfig(watermark=0, max_num_seqs=6, max_model_len=17, max_num_batched_tokens=7)
