@@ -79,6 +79,8 @@ class Engine:
         )
         self.scheduler = Scheduler(config.scheduler_config(pool.max_model_len), self.memory)
         self.eos_token_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *model.config.eos_token_ids)))
+        self.on_plan: Callable[[StepPlan], None] | None = None
+        """Told each step's plan before it runs, while its sequences hold their blocks; for whoever measures."""
         self._clock = clock
         self._seats = Seats(config.max_num_seqs, pool.max_model_len)
         self._sampling = SamplingRows(config.max_num_seqs, self.eos_token_ids)
@@ -154,6 +156,8 @@ class Engine:
         if not plan:
             return []
         try:
+            if self.on_plan is not None:
+                self.on_plan(plan)
             with torch.inference_mode():
                 entries, sampled = self._run(plan)
             deltas, finished = self._record(entries, sampled)

@@ -1,0 +1,205 @@
+"""`looseleaf bench`: offline throughput of a workload file, under one allocator or several side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from looseleaf.cli.command import command
+from looseleaf.cli.consoles import stdout, write
+from looseleaf.cli.options import MEMORY, EngineOptions, OutputOptions
+
+if TYPE_CHECKING:
+    from looseleaf.engine.engine import Engine
+    from looseleaf.engine.workload import WorkloadRequest, WorkloadRun
+
+Runs = dict[str, "list[WorkloadRun]"]
+"""The runs of one test by allocator."""
+
+WARMUP_TOKENS = 8
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "bench")(bench)
+
+
+def bench(
+    engine: EngineOptions,
+    output: OutputOptions,
+    workload: Annotated[
+        Path, typer.Argument(help="JSON: tests by name, each a list of draws; see the end of this page.")
+    ],
+    test: Annotated[
+        list[str] | None, typer.Option("--test", "-t", help="A test of the file; may be repeated. Default: all.")
+    ] = None,
+    runs: Annotated[int, typer.Option(help="Draws of each test that are run.", min=1)] = 3,
+    max_requests: Annotated[
+        int | None, typer.Option(help="Only the first requests of each draw, for a quick look.", min=1)
+    ] = None,
+    allocator: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="paged, contiguous-max, contiguous-pow2 or contiguous-oracle; may be repeated to compare them with "
+            "the same memory and the same requests. Default: paged.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = None,
+) -> None:
+    """Measure throughput and use of memory on a workload file.
+
+        looseleaf bench workload.json --test T3 --allocator paged --allocator contiguous-max
+
+    All requests of a draw arrive at once; each gets exactly its number of tokens. Allocators take turns draw by
+    draw, so that a machine that slows down slows all of them.
+
+    The file: {"T3": [DRAW, …], "warmup": [REQUEST, …]}. A REQUEST is {"prompt": [token ids], "n_out": 16} with "n"
+    and "temperature" if wanted; a DRAW is a request, a list of them, or {"prefix": [ids], "suffixes": [[ids], …],
+    "n_out": 32}.
+    """
+    from looseleaf.engine.llm import load_engine, progress_bar
+    from looseleaf.engine.workload_file import load_workload
+
+    allocators = list(dict.fromkeys(allocator or [engine.allocator]))
+    configs = [replace(engine, allocator=name).config() for name in allocators]
+    work = load_workload(workload)
+    tests = {name: [draw[:max_requests] for draw in work.draws(name)[:runs]] for name in test or work.tests}
+    engine.use_threads()
+    engines = dict(zip(allocators, _siblings(load_engine(engine.model, configs[0]), configs), strict=True))
+
+    total = len(allocators) * sum(len(draw) for draws in tests.values() for draw in draws)
+    results: dict[str, Runs] = {}
+    with progress_bar("Running", total, shown=not output.quiet) as advance:
+        for each in engines.values():
+            _check(each, tests)
+        for each in engines.values():
+            _warm_up(each, work.warmup)
+        for name, draws in tests.items():
+            results[name] = run_test(engines, draws, advance)
+    if output.json:
+        write(json.dumps({name: as_json(of_test) for name, of_test in results.items()}, indent=2) + "\n")
+        return
+    for name, of_test in results.items():
+        print_table(name, of_test)
+
+
+def _siblings(first: Engine, configs: Sequence[Any]) -> Iterator[Engine]:
+    """An engine per configuration, on the same weights. They run in turns, so one KV cache serves them all."""
+    from looseleaf.engine.engine import Engine
+
+    yield first
+    for config in configs[1:]:
+        engine = Engine(first.model, first.tokenizer, config, first.pool)
+        engine.kv_cache = first.kv_cache
+        yield engine
+
+
+def _check(engine: Engine, tests: dict[str, list[list[WorkloadRequest]]]) -> None:
+    """Refuse what can never run before anything is measured."""
+    from looseleaf.engine.workload import read_requests
+
+    for name, draws in tests.items():
+        for draw, requests in enumerate(draws):
+            read_requests(engine, requests, f"{name}[{draw}]")
+
+
+def _warm_up(engine: Engine, requests: Sequence[WorkloadRequest]) -> None:
+    from looseleaf.engine.workload import run_workload
+
+    if requests:
+        run_workload(engine, [(prompt, replace(params, max_tokens=WARMUP_TOKENS)) for prompt, params in requests])
+
+
+def run_test(
+    engines: dict[str, Engine], draws: Sequence[Sequence[WorkloadRequest]], advance: Callable[[], None]
+) -> Runs:
+    """Each draw under each allocator, in turns."""
+    from looseleaf.engine.workload import run_workload
+
+    runs: Runs = {name: [] for name in engines}
+    for draw in draws:
+        for name, engine in engines.items():
+            runs[name].append(run_workload(engine, draw, on_finished=lambda _index, _output: advance()))
+    return runs
+
+
+def same_tokens(runs: Runs) -> bool:
+    """Whether every allocator gave every request the same tokens."""
+    tokens = [[o.token_ids for run in each for r in run.outputs for o in r.outputs] for each in runs.values()]
+    return all(each == tokens[0] for each in tokens)
+
+
+def as_json(runs: Runs) -> dict[str, Any]:
+    return {
+        "same_tokens": same_tokens(runs),
+        "allocators": {name: [_run_as_json(run) for run in each] for name, each in runs.items()},
+    }
+
+
+def _run_as_json(run: WorkloadRun) -> dict[str, Any]:
+    return {
+        "requests": len(run.outputs),
+        "seconds": run.seconds,
+        "prompt_tokens": run.prompt_tokens,
+        "output_tokens": run.output_tokens,
+        "output_tokens_per_second": run.output_tokens_per_second,
+        "median_first_token_seconds": run.median_first_token_seconds,
+        "prompt_tokens_per_second": run.prompt_tokens_per_second,
+        "decode_tokens_per_second": run.decode_tokens_per_second,
+        "steps": run.steps,
+        "preemptions": run.preemptions,
+        **asdict(run.pool),
+    }
+
+
+def print_table(test: str, runs: Runs) -> None:
+    """Rows are figures, columns allocators: medians over the draws, with the range where there are several."""
+    first = next(iter(runs.values()))
+    table = Table(
+        f"{test}: {len(first[0].outputs)} requests × {len(first)}",
+        *runs,
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+        padding=(0, 1),
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for label, figure, shape in FIGURES:
+        table.add_row(label, *(_spread([figure(run) for run in each], shape) for each in runs.values()))
+    stdout().print(table)
+    if len(runs) > 1:
+        alike = (
+            "All allocators gave the same tokens." if same_tokens(runs) else "[red]The allocators' tokens differ.[/]"
+        )
+        stdout().print(alike)
+    stdout().print()
+
+
+FIGURES: tuple[tuple[str, Callable[[WorkloadRun], float | None], str], ...] = (
+    ("output tokens/s", lambda run: run.output_tokens_per_second, ".1f"),
+    ("first token, s (median)", lambda run: run.median_first_token_seconds, ".2f"),
+    ("prompt tokens/s", lambda run: run.prompt_tokens_per_second, ".0f"),
+    ("decode tokens/s per sample", lambda run: run.decode_tokens_per_second, ".1f"),
+    ("sequences at once, mean", lambda run: run.pool.mean_sequences, ".1f"),
+    ("sequences at once, peak", lambda run: run.pool.peak_sequences, ".0f"),
+    ("held slots with tokens", lambda run: run.pool.held_slots_with_tokens, ".1%"),
+    ("pool slots with tokens", lambda run: run.pool.pool_slots_with_tokens, ".1%"),
+    ("blocks at most", lambda run: run.pool.peak_blocks, ",.0f"),
+    ("preemptions", lambda run: run.preemptions, ",.0f"),
+    ("steps", lambda run: run.steps, ",.0f"),
+)
+
+
+def _spread(measured: Sequence[float | None], shape: str) -> str:
+    values = [value for value in measured if value is not None]
+    if not values:
+        return "–"
+    low, middle, high = (format(value, shape) for value in (min(values), median(values), max(values)))
+    return middle if low == high else f"{middle} ({low}–{high})"

@@ -1,0 +1,138 @@
+"""A pool of blocks drawn in 80 columns. Letters and bars carry the meaning; colour only repeats it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from rich.text import Text
+
+from looseleaf.cli.memory_snapshot import LETTERS, HeldSequence, MemorySnapshot
+
+WIDTH = 80
+PER_ROW, CELL = 12, 6
+PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta", "bright_green")
+BARS = "░▁▂▃▄▅▆▇█"
+"""A block that is held but has no token yet, then by eighths."""
+KINDS = (
+    ("token_states", "hold tokens", "█"),
+    ("reserved", "reserved", "▒"),
+    ("internal_fragmentation", "internal fragmentation", "░"),
+    ("free", "free", "·"),
+)
+
+
+def draw(snapshot: MemorySnapshot) -> Text:
+    """Pool, block tables and accounts; lines of at most `WIDTH` columns."""
+    lines = [_title(snapshot), *_pool(snapshot), Text(), *_tables(snapshot), Text(), *_accounts(snapshot)]
+    return Text("\n").join(lines)
+
+
+def legend(block_size: int) -> Text:
+    """How to read a drawing."""
+    return Text(
+        f"A█  a block of sequence A, its {block_size} slots full; lower bars: partly filled, ░ not begun\n"
+        "A█×4  shared by four sequences (A is the first); ·  free",
+        style="dim",
+    )
+
+
+def _title(snapshot: MemorySnapshot) -> Text:
+    waiting = f", {snapshot.num_waiting} waiting" if snapshot.num_waiting else ""
+    heading = (
+        f"After step {snapshot.step}: {snapshot.num_blocks} blocks × {snapshot.block_size} slots, "
+        f"{snapshot.allocator}, {len(snapshot.sequences)} sequences{waiting}"
+    )
+    return Text(heading, style="bold")
+
+
+def _pool(snapshot: MemorySnapshot) -> Iterator[Text]:
+    """Rows of cells in physical order; runs of rows that are all free take one line."""
+    label = len(str(snapshot.num_blocks))
+    free_from: int | None = None
+    for start in range(0, snapshot.num_blocks, PER_ROW):
+        blocks = range(start, min(start + PER_ROW, snapshot.num_blocks))
+        is_free = not any(block in snapshot.holders for block in blocks)
+        if is_free and start and blocks[-1] != snapshot.num_blocks - 1:
+            free_from = start if free_from is None else free_from
+            continue
+        if is_free and free_from is not None:
+            yield Text(f"{free_from:>{label}}  … to {blocks[-1]}: all free", style="dim")
+            return
+        if free_from is not None:
+            yield Text(f"{free_from:>{label}}  … to {start - 1}: all free", style="dim")
+            free_from = None
+        row = Text(f"{start:>{label}}  ", style="dim")
+        for block in blocks:
+            row.append_text(_cell(snapshot, block))
+        row.rstrip()
+        yield row
+
+
+def _cell(snapshot: MemorySnapshot, block: int) -> Text:
+    holders = snapshot.holders.get(block)
+    if not holders:
+        return Text("·".ljust(CELL), style="dim")
+    text = holders[0].letter + _bar(snapshot, block) + _times(holders)
+    return Text(text.ljust(CELL), style=_style(holders))
+
+
+def _bar(snapshot: MemorySnapshot, block: int) -> str:
+    return BARS[-(-snapshot.filled(block) * 8 // snapshot.block_size)]
+
+
+def _times(holders: list[HeldSequence]) -> str:
+    return f"×{len(holders)}" if len(holders) > 1 else ""
+
+
+def _style(holders: list[HeldSequence]) -> str:
+    return "bold reverse" if len(holders) > 1 else PALETTE[LETTERS.index(holders[0].letter) % len(PALETTE)]
+
+
+def _tables(snapshot: MemorySnapshot) -> Iterator[Text]:
+    """A block table per sequence, shared blocks with their number of holders."""
+    yield Text("   tokens  block table", style="bold")
+    for sequence in snapshot.sequences:
+        style = _style([sequence])
+        line = Text(f"{sequence.letter}  {sequence.cached_tokens:>6} ", style=style)
+        indent = len(line)
+        for block in sequence.blocks:
+            holders = snapshot.holders[block]
+            entry = f" {block}{_times(holders)}"
+            if len(line) + len(entry) > WIDTH:
+                yield line
+                line = Text(" " * indent)
+            line.append(entry, style="bold" if len(holders) > 1 else style)
+        line.append(_shortened(f"  {sequence.title}", WIDTH - len(line)), style="dim")
+        yield line
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…" if width > 1 else ""
+
+
+def _accounts(snapshot: MemorySnapshot) -> Iterator[Text]:
+    """The four kinds of slot as a bar and as a sum, and what sharing saved."""
+    usage = snapshot.usage
+    counts = [(getattr(usage, name), label, glyph) for name, label, glyph in KINDS]
+    yield Text(
+        "".join(glyph * cells for (_, _, glyph), cells in zip(counts, _apportion(usage.total, counts), strict=True))
+    )
+    yield Text(f"{usage.total:,} slots = " + " + ".join(f"{count:,} {label}" for count, label, _ in counts))
+    held = usage.total - usage.free
+    if held:
+        yield Text(f"{usage.token_states / held:.1%} of the {held:,} slots in use hold tokens.")
+    if usage.free > usage.largest_free_run:
+        yield Text(f"The largest free run is {usage.largest_free_run:,} slots: the rest is fragmented.")
+    if usage.saved_by_sharing:
+        blocks = usage.saved_by_sharing // snapshot.block_size
+        yield Text(f"Sharing saves {usage.saved_by_sharing:,} slots ({blocks} blocks).")
+
+
+def _apportion(total: int, counts: list[tuple[int, str, str]]) -> list[int]:
+    """Columns of the bar for each kind; rounding the running sums keeps their total at the width."""
+    ends, running = [0], 0
+    for count, _, _ in counts:
+        running += count
+        ends.append(round(running * WIDTH / total))
+    return [end - start for start, end in pairwise(ends)]

@@ -1,0 +1,93 @@
+"""Who holds which block at one moment, copied out of a running engine."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from looseleaf.engine.engine import Engine
+from looseleaf.errors import InvalidRequest
+from looseleaf.memory.interface import SlotUsage
+from looseleaf.scheduler.interface import Sequence
+
+LETTERS = string.ascii_uppercase + string.ascii_lowercase
+
+
+class Letters:
+    """A letter for each sequence, in the order of `register`; it keeps it for life."""
+
+    def __init__(self) -> None:
+        self._letters: dict[tuple[str, int], str] = {}
+
+    def register(self, request_id: str, num_samples: int) -> None:
+        for sample in range(num_samples):
+            if len(self._letters) == len(LETTERS):
+                raise InvalidRequest(f"More than {len(LETTERS)} sequences cannot be drawn: there are no letters left.")
+            self._letters[request_id, sample] = LETTERS[len(self._letters)]
+
+    def of(self, sequence: Sequence) -> str:
+        return self._letters[sequence.request.request_id, sequence.sample]
+
+
+@dataclass(frozen=True)
+class HeldSequence:
+    letter: str
+    title: str
+    cached_tokens: int
+    """Tokens whose keys and values are in its blocks."""
+    blocks: list[int]
+    """Its block table."""
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    step: int
+    allocator: str
+    num_blocks: int
+    block_size: int
+    usage: SlotUsage
+    sequences: list[HeldSequence]
+    """Those that hold blocks, by letter."""
+    num_waiting: int
+
+    @cached_property
+    def holders(self) -> dict[int, list[HeldSequence]]:
+        """By block, who holds it; free blocks are absent."""
+        holders: dict[int, list[HeldSequence]] = {}
+        for sequence in self.sequences:
+            for block in sequence.blocks:
+                holders.setdefault(block, []).append(sequence)
+        return holders
+
+    def filled(self, block: int) -> int:
+        """Slots of a block that hold a token of any of its holders."""
+        return max((self._filled_by(block, each) for each in self.holders.get(block, ())), default=0)
+
+    def _filled_by(self, block: int, sequence: HeldSequence) -> int:
+        before = sequence.blocks.index(block) * self.block_size
+        return min(max(sequence.cached_tokens - before, 0), self.block_size)
+
+
+def take_snapshot(engine: Engine, letters: Letters, titles: Mapping[str, str], step: int) -> MemorySnapshot:
+    """`titles`: what each request is called, by its id."""
+    memory = engine.memory
+    held = [
+        HeldSequence(
+            letter=letters.of(sequence),
+            title=titles[sequence.request.request_id],
+            cached_tokens=sequence.num_computed,
+            blocks=memory.table(sequence.seq_id).tolist(),
+        )
+        for sequence in engine.scheduler.running
+    ]
+    return MemorySnapshot(
+        step=step,
+        allocator=engine.config.allocator,
+        num_blocks=memory.num_blocks,
+        block_size=memory.block_size,
+        usage=memory.usage(),
+        sequences=sorted(held, key=lambda each: LETTERS.index(each.letter)),
+        num_waiting=engine.scheduler.num_waiting,
+    )

@@ -1,0 +1,256 @@
+"""The options that commands share, each group a dataclass that knows what the engine makes of it.
+
+Nothing here imports torch: `looseleaf --help` must answer at once. The defaults repeat those of `EngineConfig`
+and `SamplingParams`; a test holds them equal, and sees to it that no setting is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from looseleaf.engine.sampling_errors import InvalidParameter
+from looseleaf.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from looseleaf.engine.config import EngineConfig
+
+MODEL, MEMORY, SCHEDULING, SAMPLING, OUTPUT = "Model", "Memory", "Scheduling", "Sampling", "Output"
+NO_LIMIT = "none"
+
+
+def count_or_none(value: int | str | None) -> int | None:
+    """A number, or None for "none"."""
+    if value is None or value == NO_LIMIT:
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is neither a whole number nor {NO_LIMIT!r}.") from None
+
+
+def parse_logit_bias(entries: Sequence[str]) -> dict[str, float] | None:
+    """["50256=-100", …] → {"50256": -100.0, …}; None for nothing."""
+    biases: dict[str, float] = {}
+    for entry in entries:
+        token_id, _, bias = entry.partition("=")
+        try:
+            biases[token_id.strip()] = float(bias)
+        except ValueError:
+            raise InvalidParameter("logit_bias", entry, "TOKEN_ID=BIAS, for example 198=-5") from None
+    return biases or None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Which model, and every setting of `EngineConfig`."""
+
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            help="An alias (see [bold]looseleaf models[/]), a folder, a .gguf file, or organisation/model on the hub.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "smollm2-135m"
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, bfloat16, or auto: bfloat16 where the processor multiplies it natively, else float32.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "auto"
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Processor threads to compute with. Default: one per core.", min=1, rich_help_panel=MODEL),
+    ] = None
+    kv_cache_memory: Annotated[
+        str,
+        typer.Option(
+            help="Memory for keys and values: 2GiB, 800MB, or a share of the free memory such as 25%.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = "25%"
+    block_size: Annotated[int, typer.Option(help="Token slots per block.", rich_help_panel=MEMORY)] = 16
+    allocator: Annotated[
+        str,
+        typer.Option(
+            help="How memory is given out: paged, or one to compare it with: contiguous-max, contiguous-pow2, "
+            "contiguous-oracle. The tokens are the same under each.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = "paged"
+    watermark: Annotated[
+        float,
+        typer.Option(
+            help="Share of the pool that an admission leaves free, so that those that run can grow.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = 0.01
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            help="Longest sequence, prompt and answer, in tokens. Default: what the model knows and the pool holds.",
+            rich_help_panel=SCHEDULING,
+        ),
+    ] = None
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that may run at once.", rich_help_panel=SCHEDULING)] = 64
+    max_num_batched_tokens: Annotated[
+        int,
+        typer.Option(help="Tokens per step: longer prompts are computed in chunks.", rich_help_panel=SCHEDULING),
+    ] = 2048
+    max_bypass: Annotated[
+        int,
+        typer.Option(
+            help="Smaller requests that may pass a request that waits for memory, before all wait for it.",
+            rich_help_panel=SCHEDULING,
+        ),
+    ] = 16
+    engine_seed: Annotated[
+        int,
+        typer.Option(
+            help="Gives each request without --seed a seed of its own, by its place in the order: a run can be "
+            "repeated, and equal prompts get different answers.",
+            rich_help_panel=SCHEDULING,
+        ),
+    ] = 0
+
+    def config(self) -> EngineConfig:
+        """Raises `ConfigurationError` for what makes no sense."""
+        from looseleaf.engine.config import EngineConfig
+
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        del settings["model"], settings["threads"]
+        settings["seed"] = settings.pop("engine_seed")
+        return EngineConfig.parse(settings)
+
+    def use_threads(self) -> None:
+        if self.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.threads)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """Every parameter of `SamplingParams`."""
+
+    max_tokens: Annotated[
+        # Any: Typer takes no parser for a union.
+        Any,
+        typer.Option(
+            parser=count_or_none,
+            metavar="N|none",
+            help="Most tokens of an answer; none: up to the longest sequence.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = 256
+    min_tokens: Annotated[
+        int, typer.Option(help="Tokens that come before an answer may end.", rich_help_panel=SAMPLING)
+    ] = 0
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="0: always the most likely token.", rich_help_panel=SAMPLING)
+    ] = 1.0
+    top_k: Annotated[int, typer.Option(help="Only the k most likely tokens; 0: all.", rich_help_panel=SAMPLING)] = 0
+    top_p: Annotated[
+        float,
+        typer.Option(help="Only the most likely tokens that reach this probability.", rich_help_panel=SAMPLING),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        typer.Option(
+            help="Only tokens at least this fraction as likely as the most likely one.", rich_help_panel=SAMPLING
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        typer.Option(help="Above 1: avoid tokens of the prompt and the answer.", rich_help_panel=SAMPLING),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, typer.Option(help="Above 0: avoid tokens that the answer has.", rich_help_panel=SAMPLING)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        typer.Option(help="Above 0: avoid tokens by how often the answer has them.", rich_help_panel=SAMPLING),
+    ] = 0.0
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=BIAS", help="Added to the logit of a token id; may be repeated.", rich_help_panel=SAMPLING
+        ),
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Text that ends an answer; may be repeated.", rich_help_panel=SAMPLING),
+    ] = None
+    stop_token_ids: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--stop-token-id",
+            metavar="ID",
+            help="Token id that ends an answer; may be repeated.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool, typer.Option("--include-stop", help="Keep the stop text in the answer.", rich_help_panel=SAMPLING)
+    ] = False
+    ignore_eos: Annotated[
+        bool,
+        typer.Option("--ignore-eos", help="Go on after the model's end-of-sequence token.", rich_help_panel=SAMPLING),
+    ] = False
+    n: Annotated[int, typer.Option("--n", "-n", help="Answers per prompt.", rich_help_panel=SAMPLING)] = 1
+    best_of: Annotated[
+        int | None,
+        typer.Option(help="Generate this many answers and show the n most likely.", rich_help_panel=SAMPLING),
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Seed of every request: the same prompt gets the same answer, whatever else runs beside it.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            help="With --json: log-probability of each token, and of this many most likely ones.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(help="The same for the tokens of the prompt.", rich_help_panel=SAMPLING)
+    ] = None
+    skip_special_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--skip-special/--keep-special",
+            help="Whether tokens such as <|im_end|> are left out of the text.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = True
+
+    def params(self) -> SamplingParams:
+        """Raises `InvalidParameter` for what makes no sense."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["logit_bias"] = parse_logit_bias(self.logit_bias or ())
+        values |= {name: tuple(values[name] or ()) for name in ("stop", "stop_token_ids")}
+        return SamplingParams(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs to read.", rich_help_panel=OUTPUT)] = (
+        False
+    )
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Only the result and errors: no notes on stderr.", rich_help_panel=OUTPUT),
+    ] = False
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where in the code an error comes from.", rich_help_panel=OUTPUT)
+    ] = False

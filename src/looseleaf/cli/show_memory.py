@@ -1,0 +1,156 @@
+"""`looseleaf show-memory`: a small run whose pool and block tables are drawn in the terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.live import Live
+
+from looseleaf.cli.command import command
+from looseleaf.cli.consoles import note, only_warnings, stdout, write
+from looseleaf.cli.options import MEMORY, SAMPLING, EngineOptions, OutputOptions
+from looseleaf.cli.prompt_input import GivenPrompt, as_chat
+from looseleaf.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from looseleaf.cli.memory_snapshot import MemorySnapshot
+    from looseleaf.engine.engine import Engine
+
+STORY = "Once upon a time, in a small village by the sea, there lived a clockmaker who never slept, and every night she"
+QUESTIONS = ("What is the capital of France?", "What is the capital of Italy?")
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "show-memory", omit=("kv_cache_memory",))(show_memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A request of the run."""
+
+    title: str
+    prompt: GivenPrompt
+    num_samples: int
+
+
+def show_memory(
+    engine: EngineOptions,
+    output: OutputOptions,
+    steps: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Steps after which the pool is drawn, as long as something runs.")
+    ] = "1,2,24",
+    watch: Annotated[bool, typer.Option("--watch", help="Draw every step in place, as an animation.")] = False,
+    delay: Annotated[float, typer.Option(help="Least seconds between two frames of --watch.", min=0.0)] = 0.1,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prompt", "-p", help="Text to continue --n times, instead of the built-in run; may be repeated."
+        ),
+    ] = None,
+    n: Annotated[
+        int,
+        typer.Option("--n", "-n", help="Samples of each --prompt; they share its blocks.", rich_help_panel=SAMPLING),
+    ] = 4,
+    max_tokens: Annotated[int, typer.Option(help="Tokens that each sequence may add.", rich_help_panel=SAMPLING)] = 64,
+    blocks: Annotated[int, typer.Option(help="Size of the pool.", min=1, rich_help_panel=MEMORY)] = 48,
+) -> None:
+    """Draw who holds which block while a few requests run.
+
+    The built-in run asks for four samples of one text, which share the blocks of their prompt until each writes its
+    own words, beside two chats. After step 1 the prompts are computed and shared; in step 2 each sample but the last
+    copies the partly filled block before it writes; then they grow apart.
+
+        looseleaf show-memory --steps 1,2,40
+
+        looseleaf show-memory --allocator contiguous-max --max-model-len 128
+
+        looseleaf show-memory --watch
+    """
+    config = engine.config()
+    wanted = read_steps(steps)
+    engine.use_threads()
+
+    from looseleaf.cli.memory_drawing import draw, legend
+    from looseleaf.engine.engine import Engine
+    from looseleaf.engine.llm import load_engine
+
+    with only_warnings():  # of the pool that is announced only the geometry is used
+        loaded = load_engine(engine.model, config)
+    longest = min(loaded.pool.max_model_len, blocks * config.block_size)
+    pool = replace(loaded.pool, num_blocks=blocks, max_model_len=longest)
+    note(str(pool))
+    small = Engine(loaded.model, loaded.tokenizer, config, pool)
+    watched = [Watched(each, each, n) for each in prompt] if prompt else built_in_run(small)
+    frames = run(small, watched, max_tokens)
+    if watch:
+        with Live(console=stdout(), auto_refresh=False) as live:
+            for frame in frames:
+                live.update(draw(frame), refresh=True)
+                time.sleep(delay)
+        return
+    chosen = list(_chosen(frames, wanted))
+    if output.json:
+        write(json.dumps([asdict(frame) for frame in chosen], indent=2) + "\n")
+        return
+    console = stdout()
+    console.print(legend(config.block_size), soft_wrap=True)
+    for frame in chosen:
+        console.print()
+        console.print(draw(frame), soft_wrap=True)
+    if len(chosen) < len(wanted):
+        note(f"The run was over before step {wanted[len(chosen)]}.")
+
+
+def read_steps(text: str) -> list[int]:
+    """ "1,2,24" → [1, 2, 24], in order."""
+    try:
+        steps = sorted({int(each) for each in text.split(",")})
+    except ValueError:
+        steps = []
+    if not steps or steps[0] < 1:
+        raise InvalidRequest(f"--steps {text!r} is no list of steps.", hint="Write for example 1,2,24.")
+    return steps
+
+
+def built_in_run(engine: Engine) -> list[Watched]:
+    has_template = len(engine.tokenizer.chat_templates) > 0
+    asked: Sequence[GivenPrompt] = [as_chat(each, None) for each in QUESTIONS] if has_template else QUESTIONS
+    chats = [Watched(title, each, 1) for title, each in zip(QUESTIONS, asked, strict=True)]
+    return [Watched(STORY, STORY, 4), *chats]
+
+
+def run(engine: Engine, watched: Sequence[Watched], max_tokens: int) -> Iterator[MemorySnapshot]:
+    """A snapshot after every step, as long as a sequence holds blocks."""
+    from looseleaf.cli.memory_snapshot import Letters, take_snapshot
+    from looseleaf.engine.sampling_params import SamplingParams
+
+    letters, titles = Letters(), {}
+    requests = []
+    for each in watched:
+        params = SamplingParams(n=each.num_samples, max_tokens=max_tokens, ignore_eos=True)
+        read = engine.read_prompt(each.prompt)
+        engine.check(f"prompt {each.title!r}", read, params)
+        requests.append((each, read, params))
+    for each, read, params in requests:
+        request_id = engine.add_request(read, params)
+        titles[request_id] = each.title
+        letters.register(request_id, each.num_samples)
+    step = 0
+    while engine.has_unfinished():
+        engine.step()
+        step += 1
+        if engine.scheduler.num_running:
+            yield take_snapshot(engine, letters, titles, step)
+
+
+def _chosen(frames: Iterator[MemorySnapshot], steps: Sequence[int]) -> Iterator[MemorySnapshot]:
+    for frame in frames:
+        if frame.step in steps:
+            yield frame
+        if frame.step >= steps[-1]:
+            return

@@ -1,0 +1,36 @@
+"""The command line on a model of a few kilobytes, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from looseleaf.cli.main import app
+from tiny_model import write_tiny_folder
+
+Run = Callable[..., "tuple[int, str, str]"]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def cli() -> Run:
+    """`cli(*arguments, stdin="")` → exit code, stdout, stderr."""
+
+    def run(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
+        result = CliRunner().invoke(app, [str(each) for each in arguments], input=stdin, prog_name="looseleaf")
+        return result.exit_code, result.stdout, result.stderr
+
+    return run
+
+
+@pytest.fixture
+def tiny(tiny_folder: Path) -> list[str]:
+    """Options that choose the tiny model and a pool of 128 KB."""
+    return ["--model", str(tiny_folder), "--dtype", "float32", "--kv-cache-memory", "128KB", "--max-model-len", "256"]
