@@ -121,13 +121,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
 class PagedRun:
     """Feeds sequences to a model step by step, each token's keys and values in a block chosen at random."""
 
-    def __init__(self, model: CausalLM, sequences: list[list[int]], *, block_size: int = 4, seed: int = 0) -> None:
+    def __init__(
+        self, model: CausalLM, sequences: list[list[int]], *, block_size: int = 4, seed: int = 0, room: int = 0
+    ) -> None:
+        """`room` is how many tokens each sequence may grow by."""
         config = model.config
         self.sequences = sequences
         self.done = [0] * len(sequences)
         self._model = model
         self._block_size = block_size
-        widest = max(-(-len(sequence) // block_size) for sequence in sequences)
+        widest = max(-(-(len(sequence) + room) // block_size) for sequence in sequences)
         order = np.random.default_rng(seed).permutation(widest * len(sequences))
         self._tables = torch.from_numpy(order.reshape(len(sequences), widest).astype(np.int32))
         self._cache = ReferenceKVCache(
@@ -168,6 +171,21 @@ class PagedRun:
     def run_whole(self) -> list[Tensor]:
         self.step([len(sequence) for sequence in self.sequences])
         return self.logits()
+
+    def generate_greedily(self, num_tokens: int) -> list[list[int]]:
+        """Prefill every sequence whole, then decode all of them side by side."""
+        prompt_lengths = [len(sequence) for sequence in self.sequences]
+        logits = self.run_whole()
+        for _ in range(num_tokens - 1):
+            self._append_best(logits)
+            self.step([1] * len(self.sequences))
+            logits = [parts[-1] for parts in self._logits]
+        self._append_best(logits)
+        return [sequence[length:] for sequence, length in zip(self.sequences, prompt_lengths, strict=True)]
+
+    def _append_best(self, logits: list[Tensor]) -> None:
+        for sequence, scores in zip(self.sequences, logits, strict=True):
+            sequence.append(int(scores[-1].argmax()))
 
     def run_in_pieces(self, generator: np.random.Generator) -> list[Tensor]:
         """Every sequence in chunks of random size, 1 included, some sequences idle in some steps."""

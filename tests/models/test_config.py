@@ -71,7 +71,7 @@ def test_llama_31_is_read_as_published():
     assert config.rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
     assert config.eos_token_ids == (128001, 128008, 128009)
     assert config.sliding_windows == (None,) * 32
-    assert not (config.qkv_bias or config.attention_output_bias or config.mlp_bias or config.qk_norm)
+    assert not any((config.qkv_bias, config.attention_output_bias, config.mlp_bias, config.qk_norm))
 
 
 def test_kv_bytes_per_token_are_the_published_figures():

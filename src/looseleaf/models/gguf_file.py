@@ -82,7 +82,8 @@ class GGUFFile:
         self.tensors: dict[str, GGUFTensor] = {}
         if path.stat().st_size < len(_MAGIC):
             raise CorruptModelFile(f"{path} is not a GGUF file: it has {path.stat().st_size} bytes.")
-        self._bytes = np.memmap(path, mode="r", dtype=np.uint8)
+        # Copy-on-write, for torch takes writable memory only; nothing here writes.
+        self._bytes = np.memmap(path, mode="c", dtype=np.uint8)
         cursor = _Cursor(self._bytes.data, path)
         tensor_count, metadata_count = self._read_preamble(cursor)
         for _ in range(metadata_count):
