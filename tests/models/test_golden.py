@@ -2,8 +2,8 @@
 
 Two sets. `golden.json` was made with the attention mask that transformers infers from its padding token, and
 SmolLM2 pads with `<|im_end|>`: the prompts' own `<|im_end|>` tokens were hidden and took up no position, so
-the prompt that was really continued is the one without them (its ten best first logits are of the whole prompt). `golden_whole_prompt.json` continues the same
-prompts with every token attended to.
+the prompt that was really continued is the one without them (its ten best first logits are of the whole
+prompt). `golden_whole_prompt.json` continues the same prompts with every token attended to.
 """
 
 from __future__ import annotations

@@ -83,7 +83,10 @@ class GGUFFile:
         if path.stat().st_size < len(_MAGIC):
             raise CorruptModelFile(f"{path} is not a GGUF file: it has {path.stat().st_size} bytes.")
         # Copy-on-write, for torch takes writable memory only; nothing here writes.
-        self._bytes = np.memmap(path, mode="c", dtype=np.uint8)
+        try:
+            self._bytes = np.memmap(path, mode="c", dtype=np.uint8)
+        except OSError as error:
+            raise CorruptModelFile(f"{path} cannot be read: {error}.") from error
         cursor = _Cursor(self._bytes.data, path)
         tensor_count, metadata_count = self._read_preamble(cursor)
         for _ in range(metadata_count):
