@@ -15,7 +15,7 @@ PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "
 BARS = "░▁▂▃▄▅▆▇█"
 """A block that is held but has no token yet, then by eighths."""
 KINDS = (
-    ("token_states", "hold tokens", "█"),
+    ("token_states", "tokens", "█"),
     ("reserved", "reserved", "▒"),
     ("internal_fragmentation", "internal fragmentation", "░"),
     ("free", "free", "·"),
@@ -114,25 +114,25 @@ def _shortened(text: str, width: int) -> str:
 def _accounts(snapshot: MemorySnapshot) -> Iterator[Text]:
     """The four kinds of slot as a bar and as a sum, and what sharing saved."""
     usage = snapshot.usage
-    counts = [(getattr(usage, name), label, glyph) for name, label, glyph in KINDS]
-    yield Text(
-        "".join(glyph * cells for (_, _, glyph), cells in zip(counts, _apportion(usage.total, counts), strict=True))
-    )
-    yield Text(f"{usage.total:,} slots = " + " + ".join(f"{count:,} {label}" for count, label, _ in counts))
-    held = usage.total - usage.free
-    if held:
-        yield Text(f"{usage.token_states / held:.1%} of the {held:,} slots in use hold tokens.")
+    counts = [getattr(usage, name) for name, _, _ in KINDS]
+    columns = zip(KINDS, _apportion(usage.total, counts), strict=True)
+    yield Text("".join(glyph * width for (_, _, glyph), width in columns))
+    *held, free = (f"{glyph} {count:,} {label}" for count, (_, label, glyph) in zip(counts, KINDS, strict=True))
+    in_use = usage.total - usage.free
+    yield Text(" + ".join(held))
+    share = usage.token_states / max(in_use, 1)
+    yield Text(f"+ {free} = {usage.total:,} slots; {share:.1%} of the {in_use:,} in use hold tokens")
     if usage.free > usage.largest_free_run:
-        yield Text(f"The largest free run is {usage.largest_free_run:,} slots: the rest is fragmented.")
+        yield Text(f"largest free run: {usage.largest_free_run:,} slots; the rest of the free ones is fragmented")
     if usage.saved_by_sharing:
         blocks = usage.saved_by_sharing // snapshot.block_size
-        yield Text(f"Sharing saves {usage.saved_by_sharing:,} slots ({blocks} blocks).")
+        yield Text(f"saved by sharing: {usage.saved_by_sharing:,} slots ({blocks} blocks)")
 
 
-def _apportion(total: int, counts: list[tuple[int, str, str]]) -> list[int]:
+def _apportion(total: int, counts: list[int]) -> list[int]:
     """Columns of the bar for each kind; rounding the running sums keeps their total at the width."""
     ends, running = [0], 0
-    for count, _, _ in counts:
+    for count in counts:
         running += count
         ends.append(round(running * WIDTH / total))
     return [end - start for start, end in pairwise(ends)]

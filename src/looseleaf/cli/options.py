@@ -74,7 +74,7 @@ class EngineOptions:
             help="Memory for keys and values: 2GiB, 800MB, or a share of the free memory such as 25%.",
             rich_help_panel=MEMORY,
         ),
-    ] = "25%"
+    ] = "10%"
     block_size: Annotated[int, typer.Option(help="Token slots per block.", rich_help_panel=MEMORY)] = 16
     allocator: Annotated[
         str,

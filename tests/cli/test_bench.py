@@ -1,0 +1,147 @@
+"""`looseleaf bench`: allocators side by side on the same work, and workload files that are wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from looseleaf.memory.factory import ALLOCATORS
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def request(length: int, n_out: int, first: int = 1, **more: Any) -> dict[str, Any]:
+    return {"prompt": [(first + i) % 250 + 1 for i in range(length)], "n_out": n_out} | more
+
+
+WORK: dict[str, Any] = {
+    "meta": {"note": "anything"},
+    "warmup": [request(8, 16)],
+    "one": [request(9, 5), request(9, 5, 70), request(9, 5, 90)],
+    "many": [[request(5 + i, 4 + i, 9 * i) for i in range(6)], [request(8 + i, 4, i) for i in range(6)]],
+    "prefix": [{"prefix": [5] * 20, "suffixes": [[1, 2], [3, 4, 5]], "n_out": 3}],
+    "samples": [request(20, 6, n=4, temperature=1.0)],
+}
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    path = tmp_path / "workload.json"
+    path.write_text(json.dumps(WORK))
+    return path
+
+
+def test_allocators_side_by_side(cli: Cli, tiny: list[str], workload: Path) -> None:
+    allocators = [option for name in ALLOCATORS for option in ("--allocator", name)]
+    code, output, _ = cli("bench", workload, *tiny, "--runs", 2, *allocators, "--json")
+    assert code == 0
+    tests = json.loads(output)
+    assert list(tests) == ["one", "many", "prefix", "samples"]
+    counts = {
+        "one": [(1, 9, 5)] * 2,
+        "many": [(6, 45, 39), (6, 63, 24)],
+        "prefix": [(2, 45, 6)],
+        "samples": [(1, 20, 24)],
+    }
+    for name, result in tests.items():
+        assert result["same_tokens"] is True
+        assert list(result["allocators"]) == list(ALLOCATORS)
+        for runs in result["allocators"].values():
+            seen = [(run["requests"], run["prompt_tokens"], run["output_tokens"]) for run in runs]
+            assert seen == counts[name]
+            for run in runs:
+                assert run["output_tokens_per_second"] == pytest.approx(run["output_tokens"] / run["seconds"])
+                assert run["num_blocks"] == 31
+    many = {name: runs[0] for name, runs in tests["many"]["allocators"].items()}
+    # 31 blocks of 16: paged takes all six requests at once, reserving 256 slots for each takes one (16 blocks).
+    assert many["paged"]["peak_sequences"] == 6
+    assert many["contiguous-max"]["peak_sequences"] == 1
+    assert many["paged"]["held_slots_with_tokens"] > 5 * many["contiguous-max"]["held_slots_with_tokens"]
+
+
+def test_the_table(cli: Cli, tiny: list[str], workload: Path) -> None:
+    options = ["--test", "many", "--allocator", "paged", "--allocator", "contiguous-oracle", "--max-requests", "2"]
+    code, output, _ = cli("bench", workload, *tiny, *options)
+    assert code == 0
+    assert "many: 2 requests × 2" in output
+    assert "paged" in output
+    assert "contiguous-oracle" in output
+    assert re.search(r"output tokens/s +\d+\.\d \(\d+\.\d–\d+\.\d\) +\d+\.\d", output)
+    assert re.search(r"sequences at once, peak +2 +2", output)
+    assert "All allocators gave the same tokens." in output
+    assert all(len(line) <= 80 for line in output.splitlines())
+
+
+def test_a_file_whose_requests_never_fit_is_refused_before_anything_runs(
+    cli: Cli, tiny: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps({"a": [request(4, 4)], "b": [[request(4, 4), request(200, 100)]]}))
+    code, output, errors = cli("bench", path, *tiny)
+    assert (code, output) == (2, "")
+    assert "'b[0][1]' needs 300 tokens" in errors
+
+
+GOOD = {"prompt": [1, 2], "n_out": 3}
+MALFORMED = [
+    ("not json", "no JSON"),
+    ("[]", "no JSON object"),
+    ("{}", "no tests"),
+    ('{"warmup": []}', "no tests"),
+    (json.dumps({"T": []}), "T is an empty list"),
+    (json.dumps({"T": 5}), "T is not a list"),
+    (json.dumps({"T": [5]}), "T[0] is a int"),
+    (json.dumps({"T": [[]]}), "T[0] is an empty list"),
+    (json.dumps({"T": [[GOOD, "x"]]}), "T[0][1] is a str"),
+    (json.dumps({"T": [{"prompt": [1]}]}), "T[0] has the keys prompt"),
+    (json.dumps({"T": [GOOD | {"n_in": 1}]}), "n_in"),
+    (json.dumps({"T": [GOOD | {"prompt": []}]}), "T[0].prompt is an empty list"),
+    (json.dumps({"T": [GOOD | {"prompt": [1, -1]}]}), "T[0].prompt[1] is -1"),
+    (json.dumps({"T": [GOOD | {"prompt": [True]}]}), "T[0].prompt[0] is True"),
+    (json.dumps({"T": [GOOD | {"prompt": "text"}]}), "T[0].prompt is not a list"),
+    (json.dumps({"T": [GOOD | {"n_out": 0}]}), "T[0]: max_tokens is 0"),
+    (json.dumps({"T": [GOOD | {"n_out": None}]}), "T[0].n_out is null"),
+    (json.dumps({"T": [GOOD | {"n": 0}]}), "T[0]: n is 0"),
+    (json.dumps({"T": [GOOD | {"temperature": -1}]}), "T[0]: temperature is -1"),
+    (json.dumps({"T": [{"suffixes": [[1]], "n_out": 1}]}), "T[0].prefix is not a list"),
+    (json.dumps({"T": [{"prefix": [1], "suffixes": [[]], "n_out": 1}]}), "T[0].suffixes[0] is an empty list"),
+    (json.dumps({"T": [GOOD], "warmup": [3]}), "warmup[0] is a int"),
+    (json.dumps({"T": [GOOD | {"prompt": [1, 999]}]}), "outside the vocabulary"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), MALFORMED, ids=[message for _, message in MALFORMED])
+def test_a_malformed_workload_is_refused(content: str, message: str, cli: Cli, tiny: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "workload.json"
+    path.write_text(content)
+    code, output, errors = cli("bench", path, *tiny)
+    assert (code, output) == (2, "")
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--test", "T9"], "no test 'T9'"),
+        (["--allocator", "slab"], "no allocator 'slab'"),
+        (["--runs", "0"], "Invalid value for '--runs'"),
+    ],
+)
+def test_options_that_make_no_sense(
+    options: list[str], message: str, cli: Cli, tiny: list[str], workload: Path
+) -> None:
+    code, output, errors = cli("bench", workload, *tiny, *options)
+    assert (code, output) == (2, "")
+    assert message in errors
+
+
+def test_a_missing_file(cli: Cli, tiny: list[str], tmp_path: Path) -> None:
+    code, _, errors = cli("bench", tmp_path / "none.json", *tiny)
+    assert code == 2
+    assert "No such file" in errors
