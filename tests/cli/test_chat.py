@@ -183,8 +183,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
     assert terminal.exit_code() == 0
 
 
-def test_nothing_is_left_of_a_chat_that_is_killed_by_its_reader(tiny: list[str]) -> None:
-    """The reader of the answers goes away: the chat ends without a traceback."""
+def test_a_chat_whose_reader_leaves_ends_quietly(tiny: list[str]) -> None:
     program = "from looseleaf.cli.main import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", program, "chat", *tiny, "--quiet", "--max-tokens", "20"],

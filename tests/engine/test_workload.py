@@ -50,7 +50,28 @@ def test_one_request_token_by_token() -> None:
     assert pool.held_slots_with_tokens == pytest.approx(1)
     assert 3 / 40 <= pool.pool_slots_with_tokens <= 7 / 40
     assert len(run.first_token_seconds) == 1
-    assert 0 < run.median_first_token_seconds < run.seconds
+    assert run.median_first_token_seconds == run.first_token_seconds[0]
+    assert 0 < run.first_token_seconds[0] < run.seconds
+    assert run.prompt_tokens_per_second == pytest.approx(3 / run.first_token_seconds[0])
+    times = run.outputs[0].metrics
+    assert times is not None
+    assert times.finished_time is not None
+    assert times.first_token_time is not None
+    assert run.decode_tokens_per_second == pytest.approx(4 / (times.finished_time - times.first_token_time))
+
+
+def test_one_token_has_no_decoding_rate() -> None:
+    assert run_workload(tiny_engine(MODEL), [([1, 2, 3], greedy(1))]).decode_tokens_per_second is None
+
+
+def test_requests_that_fail_at_their_first_token_are_results_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny_engine(MODEL)
+    logits = engine.model.logits
+    monkeypatch.setattr(engine.model, "logits", lambda hidden: logits(hidden) * float("nan"))
+    run = run_workload(engine, [([1, 2, 3], greedy(4))])
+    assert run.outputs[0].outputs[0].finish_reason == "error"
+    assert (run.output_tokens, run.first_token_seconds) == (0, [])
+    assert run.median_first_token_seconds is run.prompt_tokens_per_second is run.decode_tokens_per_second is None
 
 
 def test_a_reservation_for_the_longest_is_counted_as_unused() -> None:
@@ -73,10 +94,10 @@ def test_samples_share() -> None:
 @settings(max_examples=6, deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=7),
-    num_blocks=st.integers(12, 40),
+    num_blocks=st.integers(16, 48),
 )
 def test_any_workload(allocator: str, shapes: list[tuple[int, int]], num_blocks: int) -> None:
-    engine = tiny_engine(MODEL, num_blocks=num_blocks, max_model_len=44, allocator=allocator)
+    engine = tiny_engine(MODEL, num_blocks=num_blocks, max_model_len=64, allocator=allocator)
     held = HeldBlocks(engine)
     requests: list[WorkloadRequest] = [([i + 1] * length, greedy(count)) for i, (length, count) in enumerate(shapes)]
     finished: list[int] = []

@@ -36,9 +36,7 @@ def bench(
     workload: Annotated[
         Path, typer.Argument(help="JSON: tests by name, each a list of draws; see the end of this page.")
     ],
-    test: Annotated[
-        list[str] | None, typer.Option("--test", "-t", help="A test of the file; may be repeated. Default: all.")
-    ] = None,
+    test: Annotated[list[str] | None, typer.Option(help="A test of the file; may be repeated. Default: all.")] = None,
     runs: Annotated[int, typer.Option(help="Draws of each test that are run.", min=1)] = 3,
     max_requests: Annotated[
         int | None, typer.Option(help="Only the first requests of each draw, for a quick look.", min=1)

@@ -185,11 +185,11 @@ def title(prompt: GivenPrompt) -> str:
 
 def summary(run: WorkloadRun) -> list[str]:
     """Speed, memory and what went short, a line each."""
-    pool = run.pool
+    pool, first = run.pool, run.median_first_token_seconds
     lines = [
         f"{counted(len(run.outputs), 'request')}: {run.prompt_tokens:,} prompt and {run.output_tokens:,} output tokens "
-        f"in {run.seconds:.1f} s = {run.output_tokens_per_second:.1f} output tokens/s; first token after "
-        f"{run.median_first_token_seconds:.2f} s (median).",
+        f"in {run.seconds:.1f} s = {run.output_tokens_per_second:.1f} output tokens/s"
+        + (f"; first token after {first:.2f} s (median)." if first is not None else "."),
         f"KV cache: up to {counted(pool.peak_sequences, 'sequence')} at once in {pool.peak_blocks:,} of "
         f"{pool.num_blocks:,} blocks; {pool.held_slots_with_tokens:.1%} of their slots held tokens (waste "
         f"{1 - pool.held_slots_with_tokens:.1%}); {counted(run.preemptions, 'preemption')}"

@@ -55,29 +55,28 @@ class WorkloadRun:
 
     @property
     def first_token_seconds(self) -> list[float]:
-        """From the arrival of each request to its first token."""
+        """From the arrival of each request to its first token; a request that failed before has none."""
         metrics = (output.metrics for output in self.outputs)
         return [m.first_token_time - m.arrival_time for m in metrics if m and m.first_token_time is not None]
 
     @property
-    def median_first_token_seconds(self) -> float:
-        return median(self.first_token_seconds)
+    def median_first_token_seconds(self) -> float | None:
+        return median(self.first_token_seconds) if self.first_token_seconds else None
 
     @property
-    def prompt_tokens_per_second(self) -> float:
+    def prompt_tokens_per_second(self) -> float | None:
         """Up to the last request's first token; the decoding of others in between is not deducted."""
-        return self.prompt_tokens / max(self.first_token_seconds)
+        return self.prompt_tokens / max(self.first_token_seconds) if self.first_token_seconds else None
 
     @property
     def decode_tokens_per_second(self) -> float | None:
-        """Median over the requests of a sample's tokens after the first; None where there are none."""
-        rates = [
-            (max(len(sample.token_ids) for sample in output.outputs) - 1) / (m.finished_time - m.first_token_time)
-            for output in self.outputs
-            if (m := output.metrics) and m.first_token_time is not None and m.finished_time is not None
-        ]
-        decoded = [rate for rate in rates if rate > 0]
-        return median(decoded) if decoded else None
+        """Median over the requests of their longest sample's tokens after the first; None where there are none."""
+        rates = []
+        for output in self.outputs:
+            times, later = output.metrics, max(len(sample.token_ids) for sample in output.outputs) - 1
+            if later > 0 and times and times.first_token_time is not None and times.finished_time is not None:
+                rates.append(later / (times.finished_time - times.first_token_time))
+        return median(rates) if rates else None
 
 
 class PoolMeter:
