@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from rich.text import Text
 
@@ -47,26 +47,21 @@ def _title(snapshot: MemorySnapshot) -> Text:
 
 
 def _pool(snapshot: MemorySnapshot) -> Iterator[Text]:
-    """Rows of cells in physical order; runs of rows that are all free take one line."""
+    """Rows of cells in physical order; several rows without a held block take one line."""
     label = len(str(snapshot.num_blocks))
-    free_from: int | None = None
-    for start in range(0, snapshot.num_blocks, PER_ROW):
-        blocks = range(start, min(start + PER_ROW, snapshot.num_blocks))
-        is_free = not any(block in snapshot.holders for block in blocks)
-        if is_free and start and blocks[-1] != snapshot.num_blocks - 1:
-            free_from = start if free_from is None else free_from
+    starts = range(0, snapshot.num_blocks, PER_ROW)
+    rows = (range(start, min(start + PER_ROW, snapshot.num_blocks)) for start in starts)
+    for is_free, group in groupby(rows, key=lambda row: snapshot.holders.keys().isdisjoint(row)):
+        first, *others = group
+        if is_free and others:
+            yield Text(f"{first[0]:>{label}}  … to {others[-1][-1]}: all free", style="dim")
             continue
-        if is_free and free_from is not None:
-            yield Text(f"{free_from:>{label}}  … to {blocks[-1]}: all free", style="dim")
-            return
-        if free_from is not None:
-            yield Text(f"{free_from:>{label}}  … to {start - 1}: all free", style="dim")
-            free_from = None
-        row = Text(f"{start:>{label}}  ", style="dim")
-        for block in blocks:
-            row.append_text(_cell(snapshot, block))
-        row.rstrip()
-        yield row
+        for row in (first, *others):
+            line = Text(f"{row[0]:>{label}}  ")
+            for block in row:
+                line.append_text(_cell(snapshot, block))
+            line.rstrip()
+            yield line
 
 
 def _cell(snapshot: MemorySnapshot, block: int) -> Text:
