@@ -54,12 +54,12 @@ def parse_tables(text: str) -> dict[str, tuple[int, list[int]]]:
 
 
 def watched() -> list[Watched]:
-    return [Watched("story", [7] * 10, 4), Watched("chat", [9] * 13, 1), Watched("other", [8] * 6, 2)]
+    return [Watched("story", [7] * 10, 4), Watched("chat", [9] * 13, 1), Watched("long", [8] * 20, 2)]
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_every_frame_draws_the_books(allocator: str) -> None:
-    engine = tiny_engine(tiny_model(), num_blocks=100, max_model_len=40, allocator=allocator)
+    engine = tiny_engine(tiny_model(), num_blocks=128, max_model_len=36, allocator=allocator)
     frames = 0
     for frame in run(engine, watched(), max_tokens=12):
         text = draw(frame).plain
@@ -81,8 +81,12 @@ def test_every_frame_draws_the_books(allocator: str) -> None:
 
         cells = parse_pool(text)
         held = {block for _, blocks in tables.values() for block in blocks}
-        assert cells.keys() == held
+        assert len(cells) * 4 == usage.total - usage.free
+        assert cells.keys() == held or (allocator == "contiguous-pow2" and cells.keys() > held)
+        assert all(cells[block].eighths == 0 for block in cells.keys() - held)  # what rounding adds to a region
         for block, cell in cells.items():
+            if block not in held:
+                continue
             owners = [letter for letter, (_, blocks) in tables.items() if block in blocks]
             assert cell.letter == owners[0]
             assert cell.holders == len(owners)

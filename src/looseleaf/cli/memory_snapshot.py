@@ -9,7 +9,8 @@ from functools import cached_property
 
 from looseleaf.engine.engine import Engine
 from looseleaf.errors import InvalidRequest
-from looseleaf.memory.interface import SlotUsage
+from looseleaf.memory.contiguous import ContiguousManager
+from looseleaf.memory.interface import KVMemory, SequenceId, SlotUsage
 from looseleaf.scheduler.interface import Sequence
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase
@@ -39,6 +40,8 @@ class HeldSequence:
     """Tokens whose keys and values are in its blocks."""
     blocks: list[int]
     """Its block table."""
+    held: list[int]
+    """Its blocks: those of the table, and what rounding adds to a contiguous region beyond what a table addresses."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class MemorySnapshot:
         """By block, who holds it; free blocks are absent."""
         holders: dict[int, list[HeldSequence]] = {}
         for sequence in self.sequences:
-            for block in sequence.blocks:
+            for block in sequence.held:
                 holders.setdefault(block, []).append(sequence)
         return holders
 
@@ -66,19 +69,20 @@ class MemorySnapshot:
         return max((self._filled_by(block, each) for each in self.holders.get(block, ())), default=0)
 
     def _filled_by(self, block: int, sequence: HeldSequence) -> int:
-        before = sequence.blocks.index(block) * self.block_size
+        before = sequence.held.index(block) * self.block_size
         return min(max(sequence.cached_tokens - before, 0), self.block_size)
 
 
 def take_snapshot(engine: Engine, letters: Letters, titles: Mapping[str, str], step: int) -> MemorySnapshot:
     """`titles`: what each request is called, by its id."""
     memory = engine.memory
-    held = [
+    sequences = [
         HeldSequence(
             letter=letters.of(sequence),
             title=titles[sequence.request.request_id],
             cached_tokens=sequence.num_computed,
             blocks=memory.table(sequence.seq_id).tolist(),
+            held=_held_blocks(memory, sequence.seq_id),
         )
         for sequence in engine.scheduler.running
     ]
@@ -88,6 +92,14 @@ def take_snapshot(engine: Engine, letters: Letters, titles: Mapping[str, str], s
         num_blocks=memory.num_blocks,
         block_size=memory.block_size,
         usage=memory.usage(),
-        sequences=sorted(held, key=lambda each: LETTERS.index(each.letter)),
+        sequences=sorted(sequences, key=lambda each: LETTERS.index(each.letter)),
         num_waiting=engine.scheduler.num_waiting,
     )
+
+
+def _held_blocks(memory: KVMemory, seq: SequenceId) -> list[int]:
+    if isinstance(memory, ContiguousManager):
+        region = memory.region(seq)
+        return list(range(region.start, region.end))
+    table: list[int] = memory.table(seq).tolist()
+    return table

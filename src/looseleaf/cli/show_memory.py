@@ -131,10 +131,10 @@ def run(engine: Engine, watched: Sequence[Watched], max_tokens: int) -> Iterator
 
     letters, titles = Letters(), {}
     requests = []
-    for each in watched:
+    for index, each in enumerate(watched):
         params = SamplingParams(n=each.num_samples, max_tokens=max_tokens, ignore_eos=True)
         read = engine.read_prompt(each.prompt)
-        engine.check(f"prompt {each.title!r}", read, params)
+        engine.check(f"prompts[{index}]", read, params)
         requests.append((each, read, params))
     for each, read, params in requests:
         request_id = engine.add_request(read, params)
