@@ -19,6 +19,27 @@ PARTITION_TOKENS = 256
 """Decode attention runs over partitions of about this many tokens, merged by log-sum-exp. The split depends on
 positions alone, so a sequence's sums are formed in the same order whoever shares the batch."""
 
+PARTITIONS_AT_ONCE = 16
+"""Few enough that their gathered keys and values are still in cache when they are multiplied."""
+
+
+class _Scratch:
+    """Memory that gathered blocks go to, kept from call to call: fresh memory costs a page fault every 4 KiB."""
+
+    def __init__(self) -> None:
+        self._raw = self._wide = torch.empty(0)
+
+    def select(self, blocks: Tensor, index: Tensor) -> Tensor:
+        """`blocks[index]` as float32; valid until the next call."""
+        rows = blocks.flatten(1)
+        shape = (len(index), rows.shape[1])
+        if self._raw.numel() < math.prod(shape) or self._raw.dtype != rows.dtype:
+            self._raw = rows.new_empty(math.prod(shape))
+            self._wide = self._raw.float()
+        raw = self._raw[: math.prod(shape)].view(shape)
+        torch.index_select(rows, 0, index, out=raw)
+        return raw if raw.dtype == torch.float32 else self._wide[: raw.numel()].view(shape).copy_(raw)
+
 
 class ReferenceKVCache:
     """Keys and values as two tensors `[num_layers, num_kv_heads, num_blocks, block_size, head_dim]`.
@@ -47,6 +68,7 @@ class ReferenceKVCache:
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
         self._head_offsets = torch.arange(num_kv_heads, dtype=torch.int32, device=device)[:, None] * num_blocks
+        self._scratch = (_Scratch(), _Scratch())
         self._blocks_per_partition = max(1, PARTITION_TOKENS // block_size)
 
     @property
@@ -55,8 +77,12 @@ class ReferenceKVCache:
 
     def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store `key` and `value` (`[num_tokens, num_kv_heads, head_dim]`) at `slots` (int64 `[num_tokens]`)."""
-        self._keys[layer].flatten(1, 2).index_copy_(1, slots, key.to(self.dtype).transpose(0, 1))
-        self._values[layer].flatten(1, 2).index_copy_(1, slots, value.to(self.dtype).transpose(0, 1))
+        # The first token of a block clears the rest of it: a slot beyond a sequence's end is then zero, never
+        # another's leftover, whose NaN would survive a weight of zero.
+        begun = slots[slots % self.block_size == 0] // self.block_size
+        for cache, new in ((self._keys[layer], key), (self._values[layer], value)):
+            cache.index_fill_(1, begun, 0.0)
+            cache.flatten(1, 2).index_copy_(1, slots, new.to(self.dtype).transpose(0, 1))
 
     def copy_blocks(self, source: Tensor, destination: Tensor) -> None:
         """Copy whole blocks in every layer and head, pair after pair (int32 block ids)."""
@@ -80,51 +106,65 @@ class ReferenceKVCache:
             )
         return output
 
-    def _gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather(self, layer: int, blocks: Tensor, scratch: tuple[_Scratch, _Scratch]) -> tuple[Tensor, Tensor]:
         """Float32 copies of the given blocks, `[num_kv_heads, *blocks.shape, block_size, head_dim]`."""
-        shape = (self.num_kv_heads, *blocks.shape, self.block_size, self.head_dim)
         # Heads and blocks as one leading axis: torch selects along the first axis at the speed of a copy.
         index = (self._head_offsets + blocks.flatten()).flatten()
+        shape = (self.num_kv_heads, *blocks.shape, self.block_size, self.head_dim)
         return (
-            self._keys[layer].flatten(0, 1).index_select(0, index).float().view(shape),
-            self._values[layer].flatten(0, 1).index_select(0, index).float().view(shape),
+            scratch[0].select(self._keys[layer].flatten(0, 1), index).view(shape),
+            scratch[1].select(self._values[layer].flatten(0, 1), index).view(shape),
         )
 
     def _attend_decodes(
         self, layer: int, query: Tensor, batch: AttentionBatch, scale: float, sliding_window: int | None
     ) -> Tensor:
-        """One query row per sequence, all sequences together, a partition of their blocks at a time."""
+        """One query row per sequence. Each partition of each sequence is attended to on its own, many at a time."""
         num_seqs, num_heads, head_dim = query.shape
         group = num_heads // self.num_kv_heads
         # [kv_heads, seqs, group, head_dim]: the query heads that share a key head stand together.
         q = query.float().view(num_seqs, self.num_kv_heads, group, head_dim).permute(1, 0, 2, 3) * scale
-        lens = batch.context_lens[:num_seqs]
+        lens = batch.context_lens[:num_seqs].long()
         first = torch.zeros_like(lens) if sliding_window is None else (lens - sliding_window).clamp_(min=0)
 
-        stat = q.new_zeros(self.num_kv_heads, num_seqs, group, 1)
-        highest, total, weighted = stat - math.inf, stat, torch.zeros_like(q)
         width = self._blocks_per_partition
-        for begin in range(0, math.ceil(int(lens.max()) / self.block_size), width):
-            start = begin * self.block_size
-            live = torch.nonzero((lens > start) & (first < start + width * self.block_size)).flatten()
-            blocks = batch.block_tables[live, begin : begin + width]
-            key, value = self._gather(layer, blocks)
-            key, value = key.flatten(2, 3), value.flatten(2, 3)
-            position = torch.arange(start, start + key.shape[2])
-            unseen = (position >= lens[live, None]) | (position < first[live, None])
-            # A slot that is not the sequence's may hold anything, NaN too, and 0 × NaN is NaN.
-            value.masked_fill_(unseen[None, :, :, None], 0.0)
+        begin, end = first // (width * self.block_size), -(-lens // (width * self.block_size))
+        counts = end - begin
+        owner = torch.repeat_interleave(torch.arange(num_seqs), counts)
+        part = torch.arange(len(owner)) - (counts.cumsum(0) - counts - begin)[owner]
 
-            score = q[:, live] @ key.transpose(-1, -2)
-            score.masked_fill_(unseen[None, :, None, :], -math.inf)
-            new_highest = torch.maximum(highest[:, live], score.amax(-1, keepdim=True))
-            weight = torch.exp(score - new_highest)
-            rescale = torch.exp(highest[:, live] - new_highest)
-            weighted[:, live] = weighted[:, live] * rescale + weight @ value
-            total[:, live] = total[:, live] * rescale + weight.sum(-1, keepdim=True)
-            highest[:, live] = new_highest
-        output = (weighted / total).permute(1, 0, 2, 3).reshape(num_seqs, num_heads, head_dim)
-        return output.to(query.dtype)
+        stat = q.new_empty(self.num_kv_heads, len(owner), group, 1)
+        highest, total, weighted = stat, torch.empty_like(stat), q.new_empty(*stat.shape[:-1], head_dim)
+        for items in torch.arange(len(owner)).split(PARTITIONS_AT_ONCE):
+            seq = owner[items]
+            block = part[items, None] * width + torch.arange(width)
+            # Where a sequence ends inside the partition, its own last block stands in for those it does not have.
+            last = (lens[seq, None] - 1) // self.block_size
+            key, value = self._gather(layer, batch.block_tables[seq[:, None], block.clamp(max=last)], self._scratch)
+            position = block[:, :, None] * self.block_size + torch.arange(self.block_size)
+            unseen = (position >= lens[seq, None, None]) | (position < first[seq, None, None])
+            score = q[:, seq] @ key.flatten(2, 3).transpose(-1, -2)
+            score.masked_fill_(unseen.flatten(1)[None, :, None, :], -math.inf)
+            highest[:, items] = score.amax(-1, keepdim=True)
+            weight = torch.exp(score - highest[:, items])
+            total[:, items] = weight.sum(-1, keepdim=True)
+            weighted[:, items] = weight @ value.flatten(2, 3)
+        return self._merge(q, owner, part - begin[owner], highest, total, weighted).to(query.dtype)
+
+    @staticmethod
+    def _merge(q: Tensor, owner: Tensor, rank: Tensor, highest: Tensor, total: Tensor, weighted: Tensor) -> Tensor:
+        """Join each sequence's partitions (`rank` 0, 1, …) in their order; returns `[seqs, heads, head_dim]`."""
+        peak = q.new_full((*q.shape[:-1], 1), -math.inf)
+        norm, sums = torch.zeros_like(peak), torch.zeros_like(q)
+        for step in range(int(rank.max()) + 1):
+            items = torch.nonzero(rank == step).flatten()
+            seq = owner[items]
+            new_peak = torch.maximum(peak[:, seq], highest[:, items])
+            old, new = torch.exp(peak[:, seq] - new_peak), torch.exp(highest[:, items] - new_peak)
+            norm[:, seq] = norm[:, seq] * old + total[:, items] * new
+            sums[:, seq] = sums[:, seq] * old + weighted[:, items] * new
+            peak[:, seq] = new_peak
+        return (sums / norm).permute(1, 0, 2, 3).reshape(q.shape[1], -1, q.shape[-1])
 
     def _attend_chunk(
         self, layer: int, query: Tensor, table: Tensor, context_len: int, scale: float, sliding_window: int | None
@@ -132,7 +172,7 @@ class ReferenceKVCache:
         """A chunk of queries of one sequence: the last `len(query)` positions of `context_len`, causal."""
         num_queries, num_heads, head_dim = query.shape
         group = num_heads // self.num_kv_heads
-        key, value = self._gather(layer, table[: math.ceil(context_len / self.block_size)])
+        key, value = self._gather(layer, table[: math.ceil(context_len / self.block_size)], self._scratch)
         key = key.flatten(1, 2)[:, :context_len].unsqueeze(1).expand(-1, group, -1, -1)
         value = value.flatten(1, 2)[:, :context_len].unsqueeze(1).expand(-1, group, -1, -1)
         q = query.float().view(num_queries, self.num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
