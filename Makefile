@@ -18,7 +18,7 @@ check: $(VENV)/.dev  ## format, lint, types, import layers
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary
-	$(BIN)/lint-imports --quiet
+	@layers=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$layers"; exit 1; }
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format --quiet .

@@ -106,14 +106,14 @@ class ReferenceKVCache:
             )
         return output
 
-    def _gather(self, layer: int, blocks: Tensor, scratch: tuple[_Scratch, _Scratch]) -> tuple[Tensor, Tensor]:
+    def _gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Float32 copies of the given blocks, `[num_kv_heads, *blocks.shape, block_size, head_dim]`."""
         # Heads and blocks as one leading axis: torch selects along the first axis at the speed of a copy.
         index = (self._head_offsets + blocks.flatten()).flatten()
         shape = (self.num_kv_heads, *blocks.shape, self.block_size, self.head_dim)
         return (
-            scratch[0].select(self._keys[layer].flatten(0, 1), index).view(shape),
-            scratch[1].select(self._values[layer].flatten(0, 1), index).view(shape),
+            self._scratch[0].select(self._keys[layer].flatten(0, 1), index).view(shape),
+            self._scratch[1].select(self._values[layer].flatten(0, 1), index).view(shape),
         )
 
     def _attend_decodes(
@@ -135,12 +135,13 @@ class ReferenceKVCache:
 
         stat = q.new_empty(self.num_kv_heads, len(owner), group, 1)
         highest, total, weighted = stat, torch.empty_like(stat), q.new_empty(*stat.shape[:-1], head_dim)
-        for items in torch.arange(len(owner)).split(PARTITIONS_AT_ONCE):
+        for start in range(0, len(owner), PARTITIONS_AT_ONCE):
+            items = slice(start, start + PARTITIONS_AT_ONCE)
             seq = owner[items]
             block = part[items, None] * width + torch.arange(width)
             # Where a sequence ends inside the partition, its own last block stands in for those it does not have.
             last = (lens[seq, None] - 1) // self.block_size
-            key, value = self._gather(layer, batch.block_tables[seq[:, None], block.clamp(max=last)], self._scratch)
+            key, value = self._gather(layer, batch.block_tables[seq[:, None], block.clamp(max=last)])
             position = block[:, :, None] * self.block_size + torch.arange(self.block_size)
             unseen = (position >= lens[seq, None, None]) | (position < first[seq, None, None])
             score = q[:, seq] @ key.flatten(2, 3).transpose(-1, -2)
@@ -172,7 +173,7 @@ class ReferenceKVCache:
         """A chunk of queries of one sequence: the last `len(query)` positions of `context_len`, causal."""
         num_queries, num_heads, head_dim = query.shape
         group = num_heads // self.num_kv_heads
-        key, value = self._gather(layer, table[: math.ceil(context_len / self.block_size)], self._scratch)
+        key, value = self._gather(layer, table[: math.ceil(context_len / self.block_size)])
         key = key.flatten(1, 2)[:, :context_len].unsqueeze(1).expand(-1, group, -1, -1)
         value = value.flatten(1, 2)[:, :context_len].unsqueeze(1).expand(-1, group, -1, -1)
         q = query.float().view(num_queries, self.num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
