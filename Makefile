@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Two test processes share the cores; one thread each keeps them out of each other's way.
 TEST_ENV := OMP_NUM_THREADS=1
 
-.PHONY: run test check format soak bench setup packaging clean
+.PHONY: run test check format soak bench setup clean
 
 run: $(VENV)/.runtime  ## set everything up and answer a few prompts at once with the default model
 	$(BIN)/looseleaf generate --model smollm2-135m --file examples/prompts.txt --max-tokens 48 --temperature 0
@@ -29,9 +29,6 @@ soak: $(VENV)/.dev  ## a million random operations on the memory manager, audite
 
 bench: $(VENV)/.dev  ## the benchmarks behind the README's figures
 	$(BIN)/python benchmarks/run_all.py
-
-packaging: $(VENV)/.dev  ## wheel, sdist, and an install without a compiler
-	$(BIN)/python tests/packaging/check_packaging.py
 
 setup: $(VENV)/.dev
 

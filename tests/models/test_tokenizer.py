@@ -239,11 +239,13 @@ def merged(word: str, ids: dict[str, int], ranks: dict[tuple[str, ...], int], *,
 
 METADATA = {kind: train(kind) for kind in PUBLISHED}
 BUILT = {kind: build_gguf_tokenizer(metadata) for kind, metadata in METADATA.items()}
+# The two engines may know different versions of Unicode: what the older one calls unassigned is left out.
+ASSIGNED = st.characters(exclude_categories=("Cs", "Cn"))
 ADDED = st.sampled_from(["<|bos|>", "<|eos|>", "<think>", " ünmerged", "'LL", "123456", "\r\n\r\n ", "XMLHttp"])
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-@given(text=st.lists(st.one_of(st.text(max_size=10), ADDED)).map("".join))
+@given(text=st.lists(st.one_of(st.text(ASSIGNED, max_size=10), ADDED)).map("".join))
 @settings(max_examples=100, deadline=None)
 def test_byte_level_kinds_split_as_published(kind: str, text: str) -> None:
     if kind == "qwen2":  # its tokenizer composes characters first; a composed text stays what it is
