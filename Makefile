@@ -41,7 +41,7 @@ $(VENV)/.pip: constraints.txt
 
 # A new package must be made known to the editable install; a new module in one is found by itself.
 $(VENV)/.runtime: $(VENV)/.pip pyproject.toml CMakeLists.txt $(wildcard csrc/* src/looseleaf/*/__init__.py)
-	$(PIP) --no-build-isolation --editable .
+	$(PIP) --no-build-isolation --config-settings=cmake.define.LOOSELEAF_WERROR=ON --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

@@ -15,6 +15,7 @@ from looseleaf.engine.engine import Engine
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.running_request import SampleDelta
 from looseleaf.engine.sampling_params import SamplingParams
+from looseleaf.errors import ConfigurationError, InvalidRequest, RequestTooLarge
 from looseleaf.memory import ALLOCATORS
 from tiny_model import full_logits, generate_alone, tiny_engine, tiny_model
 
@@ -221,6 +222,80 @@ def test_a_failing_step_aborts_its_requests_and_the_engine_goes_on(monkeypatch: 
     finished = drain(engine, seen)
     assert first not in finished
     assert tokens([finished[second]]) == [[generate_alone(MODEL, [9, 8, 7], 4)]]
+
+
+def test_all_requests_of_a_failing_step_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny_engine(MODEL)
+    ids = [engine.add_request([x, 8, 7], SamplingParams(temperature=0, max_tokens=4)) for x in (1, 2)]
+    seen = engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model, "logits", lambda _: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            engine.step()
+    assert not engine.has_unfinished()
+    late = engine.add_request([3], SamplingParams(temperature=0, max_tokens=2))
+    finished = drain(engine, seen)
+    assert set(finished) == {*ids, late}
+    assert {finished[each].outputs[0].finish_reason for each in ids} == {"abort"}
+    assert [len(finished[each].outputs[0].token_ids) for each in (*ids, late)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("method", ["_take_seats", "_run", "_record", "_settle", "_close_if_finished"])
+@pytest.mark.parametrize("failing_call", [1, 2])
+def test_an_interrupt_anywhere_in_a_step_leaves_a_working_engine(
+    monkeypatch: pytest.MonkeyPatch, method: str, failing_call: int
+) -> None:
+    engine = tiny_engine(MODEL, max_num_seqs=4)
+    for x in range(3):
+        engine.add_request([x, 8, 7], SamplingParams(temperature=0.5, n=1 + x % 2, max_tokens=1 + x))
+    original = getattr(engine, method)
+    calls = 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == failing_call:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(engine, method, interrupted)
+    seen: list[SampleDelta] = []
+    with pytest.raises(KeyboardInterrupt):
+        while engine.has_unfinished():
+            seen += engine.step()
+    engine.memory.audit()
+    while engine.has_unfinished():
+        engine.step()
+    assert engine.memory.num_free_blocks == engine.memory.num_blocks
+    # Every seat came back: as many sequences as ever run at once, and right.
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    for x in range(4):
+        engine.add_request([x, 8, 7], params, request_id=f"after-{x}")
+    finished = drain(engine)
+    assert [finished[f"after-{x}"].outputs[0].token_ids for x in range(4)] == [
+        generate_alone(MODEL, [x, 8, 7], 4) for x in range(4)
+    ]
+
+
+def test_a_refused_request_leaves_no_trace() -> None:
+    engine = tiny_engine(MODEL)
+    with pytest.raises(InvalidRequest, match="already in use"):
+        for _ in range(2):
+            engine.add_request([1], request_id="mine")
+    with pytest.raises(RequestTooLarge):
+        engine.add_request([1] * 90, SamplingParams(max_tokens=90))
+    assert list(drain(engine)) == ["mine"]
+
+
+def test_automatic_ids_avoid_those_that_callers_chose() -> None:
+    engine = tiny_engine(MODEL)
+    engine.add_request([1], SamplingParams(max_tokens=1), request_id="request-1")
+    assert len({engine.add_request([1], SamplingParams(max_tokens=1)) for _ in range(3)} | {"request-1"}) == 4
+
+
+def test_an_end_token_that_the_model_lacks_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"\[256\] lie outside the model's vocabulary of 200"):
+        tiny_engine(tiny_model(vocab_size=200, eos_token_ids=()))
 
 
 def test_not_a_number_ends_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:

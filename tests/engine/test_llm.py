@@ -10,6 +10,7 @@ import pytest
 
 from looseleaf import LLM, SamplingParams
 from looseleaf.errors import ConfigurationError, InvalidRequest, LooseleafError, RequestTooLarge
+from looseleaf.kernels import native
 from tiny_model import CHAT_TEMPLATE, generate_alone, tiny_model, tiny_tokenizer, write_tiny_folder
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -66,6 +67,8 @@ def test_parameters_per_prompt(llm: LLM) -> None:
         ([[True]], "True, a bool"),
         (["fine", None], "type NoneType"),
         (7, "type int"),
+        (b"bytes", "type bytes"),
+        ([bytearray(b"ab")], "type bytearray"),
         ([{"role": "user"}], "content"),
         ("\ud800", "not valid Unicode"),
         ("x" * 70, "needs 76 tokens .* is 64"),
@@ -76,6 +79,40 @@ def test_a_bad_prompt_is_refused_and_nothing_runs(llm: LLM, prompts: Any, messag
         llm.generate(prompts, GREEDY)
     assert not llm.engine.has_unfinished()
     assert llm.generate("a", GREEDY)[0].finished
+
+
+def test_the_default_number_of_tokens_gives_way_to_what_fits(llm: LLM) -> None:
+    output = llm.generate([1] * 60, {"temperature": 0, "ignore_eos": True})[0].outputs[0]
+    assert (len(output.token_ids), output.finish_reason) == (4, "length")
+    with pytest.raises(RequestTooLarge):
+        llm.generate([1] * 60, {"max_tokens": 256})
+    with pytest.raises(RequestTooLarge, match="needs 65 tokens"):
+        llm.generate([1] * 64)
+
+
+def test_parameters_may_be_a_mapping_and_nothing_else(llm: LLM) -> None:
+    assert len(llm.generate("a", {"max_tokens": 2, "ignore_eos": True})[0].outputs[0].token_ids) == 2
+    for wrong in (7, "greedy", ["greedy"]):
+        with pytest.raises(InvalidRequest, match="not understood"):
+            llm.generate("a", wrong)  # type: ignore[arg-type]  # what is tested
+    with pytest.raises(InvalidRequest, match="temperatur"):
+        llm.generate("a", {"temperatur": 0})
+
+
+def test_a_stream_ends_when_its_request_is_aborted_or_dropped_elsewhere(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborted, failing, beside = (llm.stream([x, 6], GREEDY) for x in (5, 7, 9))
+    llm.engine.abort(next(aborted).request_id)
+    assert list(aborted) == []
+    next(failing)
+    next(beside)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.model, "forward", lambda *_: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            next(failing)
+    assert [delta.finish_reason for delta in beside][-1] == "abort"
+    assert llm.engine.memory.num_free_blocks == llm.engine.memory.num_blocks
 
 
 def test_the_longest_request_that_fits_is_told_and_fits(llm: LLM) -> None:
@@ -152,6 +189,12 @@ def test_best_of_cannot_be_streamed(llm: LLM) -> None:
         ({"max_model_len": 513}, "positions up to 512"),
         ({"max_model_len": 1}, "at least 2"),
         ({"block_size": 0}, "at least 1"),
+        ({"block_size": "16"}, "block_size is '16' but must be an integer"),
+        ({"max_num_seqs": 2.5}, "must be an integer"),
+        ({"seed": None}, "seed is None"),
+        ({"kv_cache_memory": True}, "no memory size"),
+        ({"kv_cache_memory": "5ib"}, "no memory size"),
+        ({"kv_cache_memory": float("nan")}, "no memory size"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_batched_tokens": -5}, "max_num_batched_tokens"),
         ({"watermark": 1.5}, "watermark"),
@@ -162,6 +205,16 @@ def test_best_of_cannot_be_streamed(llm: LLM) -> None:
 def test_a_setting_that_makes_no_sense_is_refused(folder: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         LLM(folder, **({"dtype": "float32", "kv_cache_memory": "64KB"} | settings))
+
+
+def test_a_missing_extension_is_said_when_an_engine_starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_find_library", lambda: None)
+    native.is_available.cache_clear()
+    try:
+        with pytest.warns(native.NativeExtensionMissing, match="reference kernels"):
+            LLM(folder, dtype="float32", kv_cache_memory="64KB")
+    finally:
+        native.is_available.cache_clear()
 
 
 def test_an_unknown_setting_is_named(folder: Path) -> None:

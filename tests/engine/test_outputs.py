@@ -15,3 +15,9 @@ def test_best_samples_come_first_and_are_numbered_anew(logprobs: list[float], n:
     assert [output.text for output in best] == expected
     assert [output.index for output in best] == list(range(n))
     assert [sample.index for sample in samples] == list(range(len(logprobs)))
+
+
+def test_a_failed_sample_is_never_among_the_best() -> None:
+    failed = CompletionOutput(0, "", [], cumulative_logprob=0.0, finish_reason="error")
+    whole = CompletionOutput(1, "fine", [1, 2], cumulative_logprob=-9.0, finish_reason="length")
+    assert select_best([failed, whole], 1)[0].text == "fine"

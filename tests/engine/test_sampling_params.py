@@ -106,6 +106,7 @@ def test_parameters_that_contradict_each_other(values: dict[str, Any], name: str
 def test_edges_of_the_ranges_are_allowed() -> None:
     SamplingParams(temperature=0, top_k=-1, top_p=1, min_p=1, repetition_penalty=100, presence_penalty=-2)
     SamplingParams(n=4, best_of=4, min_tokens=10, max_tokens=10, logprobs=0, seed=2**64 - 1)
+    assert SamplingParams(min_tokens=300).most_tokens(1_000) == 300  # the default maximum gives way
     SamplingParams(max_tokens=None, min_tokens=10_000, seed=-(2**63), top_p=1e-12, temperature=100)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from looseleaf.kernels import reference
 from looseleaf.kernels.interface import AttentionBatch
 from looseleaf.kernels.reference import ReferenceKVCache
 
@@ -99,11 +100,14 @@ def cases(draw: st.DrawFn) -> PagedCase:
     )
 
 
-@given(case=cases(), window=st.none() | st.integers(1, 400))
+@given(case=cases(), window=st.none() | st.integers(1, 400), at_once=st.sampled_from([1, 3, 16]))
 @settings(max_examples=120, deadline=None)
-def test_equals_plain_attention_in_float32(case: PagedCase, window: int | None) -> None:
+def test_equals_plain_attention_in_float32(case: PagedCase, window: int | None, at_once: int) -> None:
     scale = 1 / math.sqrt(case.head_dim)
-    got = case.fill(torch.float32).attend(1, torch.cat(case.queries), case.batch(), scale=scale, sliding_window=window)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "PARTITIONS_AT_ONCE", at_once)
+        cache = case.fill(torch.float32)
+        got = cache.attend(1, torch.cat(case.queries), case.batch(), scale=scale, sliding_window=window)
     expected = torch.cat(
         [plain_attention(q, k, v, scale, window) for q, k, v in zip(case.queries, case.keys, case.values, strict=True)]
     )
@@ -143,7 +147,8 @@ def test_infinities_of_one_sequence_stay_its_own() -> None:
 @given(order=st.permutations(range(5)), companions=st.integers(0, 4))
 @settings(max_examples=30, deadline=None)
 def test_a_decode_does_not_depend_on_its_company(order: list[int], companions: int) -> None:
-    case = PagedCase(3, [(5, 1), (700, 1), (256, 1), (257, 1), (90, 1)], 16, (6, 3), 16)
+    # 22 partitions of 256 tokens: more than are read at once.
+    case = PagedCase(3, [(5, 1), (2_000, 1), (256, 1), (257, 1), (2_300, 1)], 16, (6, 3), 16)
     cache, batch = case.fill(torch.float32), case.batch()
     queries = torch.cat(case.queries)
     every = cache.attend(1, queries, batch, scale=0.25)

@@ -24,8 +24,6 @@ class ModelBatch:
     positions: Tensor
     """int64 `[num_tokens]`"""
     attention: AttentionBatch
-    seats: NDArray[np.int64]
-    """Seat of each scheduled sequence."""
     query_starts: NDArray[np.int32]
     """First query row of each scheduled sequence, `[num_seqs + 1]`."""
 
@@ -54,6 +52,5 @@ def build_batch(plan: StepPlan, seats: Seats, memory: KVMemory) -> ModelBatch:
             slots=torch.from_numpy(slots),
             num_decodes=plan.num_decodes,
         ),
-        seats=sitting,
         query_starts=starts,
     )

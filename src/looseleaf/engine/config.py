@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -10,6 +12,7 @@ from typing import Any
 
 import torch
 
+from looseleaf.engine.sampling_params import is_integer
 from looseleaf.errors import ConfigurationError
 from looseleaf.kernels import native
 from looseleaf.memory.factory import check_allocator
@@ -17,7 +20,7 @@ from looseleaf.scheduler.interface import SchedulerConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(%)|([KMGT]?I?)B?)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(%)|((?:[KMGT]I?)?)B?)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class EngineConfig:
 
     dtype: str = "auto"
     """"float32", "bfloat16", or "auto": bfloat16 where the processor multiplies it natively, else float32."""
-    kv_cache_memory: int | str = "10%"
+    kv_cache_memory: float | str = "10%"
     """Bytes for keys and values: a number, a size ("2GiB", "800MB"), or a share of the free memory ("10%")."""
     block_size: int = 16
     """Token slots per block."""
@@ -44,6 +47,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
             raise ConfigurationError(f"dtype {self.dtype!r} is unknown.", hint=f"Use auto, {', '.join(DTYPES)}.")
+        for name in ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_bypass", "seed"):
+            value = getattr(self, name)
+            if not is_integer(value) and not (value is None and name == "max_model_len"):
+                raise ConfigurationError(f"{name} is {value!r} but must be an integer.")
         if self.block_size < 1:
             raise ConfigurationError(f"block_size is {self.block_size} but must be at least 1 token.")
         if self.max_model_len is not None and self.max_model_len < 2:
@@ -51,6 +58,7 @@ class EngineConfig:
                 f"max_model_len is {self.max_model_len} but must be at least 2: a prompt token and an answer token."
             )
         check_allocator(self.allocator)
+        parse_memory(self.kv_cache_memory, available=sys.maxsize)
         self.scheduler_config(self.max_model_len or 2)  # its own checks, before a model is loaded in vain
 
     @classmethod
@@ -83,10 +91,12 @@ class EngineConfig:
         return torch.bfloat16 if fast_bfloat16 else torch.float32
 
 
-def parse_memory(size: int | str, *, available: int) -> int:
+def parse_memory(size: float | str, *, available: int) -> int:
     """Bytes meant by a number, "2GiB", "800MB" or a share such as "25%" of `available` bytes."""
-    if isinstance(size, int):
-        amount: float = size
+    if not isinstance(size, str):
+        if not is_integer(size) and not (isinstance(size, float) and math.isfinite(size)):
+            raise ConfigurationError(f"{size!r} is no memory size.", hint="Write for example 2GiB, 800MB or 25%.")
+        amount = float(size)
     else:
         match = _SIZE.fullmatch(size)
         if match is None:

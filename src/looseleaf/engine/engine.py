@@ -6,8 +6,9 @@ Policy is the scheduler's, memory the manager's, tensors the kernels'. Not threa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from looseleaf.engine.batch import ModelBatch, build_batch
 from looseleaf.engine.config import EngineConfig
+from looseleaf.engine.footprint import PROMPT_LOGPROB_ROWS
 from looseleaf.engine.kv_pool import PoolSize
 from looseleaf.engine.logprobs import prompt_logprobs
 from looseleaf.engine.outputs import RequestMetrics
@@ -22,10 +24,11 @@ from looseleaf.engine.philox import derived_seed
 from looseleaf.engine.prompts import Prompt, TokenPrompt, read_prompt
 from looseleaf.engine.running_request import RunningRequest, RunningSample, SampleDelta
 from looseleaf.engine.sampler import SamplerOutput, sample
-from looseleaf.engine.sampling_params import SamplingParams
+from looseleaf.engine.sampling_params import SamplingParams, as_params
 from looseleaf.engine.sampling_rows import SamplingRows
 from looseleaf.engine.seats import Seats
 from looseleaf.engine.stop import Finish, StopChecker
+from looseleaf.errors import ConfigurationError
 from looseleaf.kernels.reference import ReferenceKVCache
 from looseleaf.memory.events import EventStream
 from looseleaf.memory.factory import make_manager
@@ -35,9 +38,6 @@ from looseleaf.scheduler.errors import StepOutOfOrder
 from looseleaf.scheduler.interface import Request, Sequence, SequenceState, StepPlan
 from looseleaf.scheduler.limits import check_request
 from looseleaf.scheduler.scheduler import Scheduler
-
-PROMPT_LOGPROB_ROWS = 32
-"""Prompt positions whose logits are held at once; those of a whole prompt would be the largest tensor of all."""
 
 
 class Engine:
@@ -53,8 +53,21 @@ class Engine:
         config: EngineConfig,
         pool: PoolSize,
         *,
+        kv_cache: ReferenceKVCache | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`kv_cache`: that of an idle engine of the same model and pool, to be shared instead of a new one.
+
+        Raises `ConfigurationError` for an end-of-sequence token that the model does not have.
+        """
+        # Model folders name ends in several files that need not agree: each of them is one.
+        self.eos_token_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *model.config.eos_token_ids)))
+        vocab_size = model.config.vocab_size
+        if outside := [token for token in self.eos_token_ids if token >= vocab_size]:
+            raise ConfigurationError(
+                f"The end-of-sequence tokens {outside} lie outside the model's vocabulary of {vocab_size}.",
+                hint="The tokenizer and the weights are of different models.",
+            )
         self.model = model
         self.tokenizer = tokenizer
         self.config = config
@@ -69,7 +82,7 @@ class Engine:
             max_model_len=pool.max_model_len,
             events=self.events,
         )
-        self.kv_cache = ReferenceKVCache(
+        self.kv_cache = kv_cache or ReferenceKVCache(
             num_layers=pool.num_layers,
             num_blocks=pool.num_blocks,
             block_size=pool.block_size,
@@ -78,7 +91,6 @@ class Engine:
             dtype=model.dtype,
         )
         self.scheduler = Scheduler(config.scheduler_config(pool.max_model_len), self.memory)
-        self.eos_token_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *model.config.eos_token_ids)))
         self.on_plan: Callable[[StepPlan], None] | None = None
         """Told each step's plan before it runs, while its sequences hold their blocks; for whoever measures."""
         self._clock = clock
@@ -87,6 +99,8 @@ class Engine:
         self._requests: dict[str, RunningRequest] = {}
         self._samples: dict[Sequence, RunningSample] = {}
         self._num_added = 0
+        self._undelivered: list[SampleDelta] = []
+        """What ended in a step that failed: the next step returns it."""
         self._token_texts: dict[int, str] = {}
 
     @property
@@ -103,25 +117,38 @@ class Engine:
     def check(self, request_id: str, prompt: TokenPrompt, params: SamplingParams) -> None:
         """Raise what `add_request` would raise for this request, without adding it."""
         params.validate_for(self.vocab_size)
-        check_request(self._request(request_id, prompt, params), self.scheduler.config, self.scheduler.largest_request)
+        request = self._request(request_id, prompt, params)
+        check_request(request, self.scheduler.config, self.scheduler.largest_request)
+
+    def read_requests(
+        self, requests: Iterable[tuple[Prompt | TokenPrompt, SamplingParams]], name: str = "prompts"
+    ) -> list[tuple[TokenPrompt, SamplingParams]]:
+        """Tokenise and check requests before one is added; raises what `add_request` would, naming `name[index]`."""
+        read = []
+        for index, (prompt, params) in enumerate(requests):
+            tokens = prompt if isinstance(prompt, TokenPrompt) else self.read_prompt(prompt)
+            self.check(f"{name}[{index}]", tokens, params)
+            read.append((tokens, params))
+        return read
 
     def add_request(
-        self, prompt: Prompt | TokenPrompt, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt | TokenPrompt,
+        params: SamplingParams | Mapping[str, Any] | None = None,
+        *,
+        request_id: str | None = None,
     ) -> str:
         """Queue a request and return its id. Whatever is wrong with it is raised here, before anything changes.
 
         Raises `InvalidPrompt`, `InvalidParameter`, `RequestTooLarge` (with the largest length that would fit), or
         `InvalidRequest` for an id in use.
         """
-        params = params or SamplingParams()
+        params = as_params(params)
         prompt = prompt if isinstance(prompt, TokenPrompt) else self.read_prompt(prompt)
         params.validate_for(self.vocab_size)
-        request_id = f"request-{self._num_added}" if request_id is None else request_id
+        request_id = self._free_id() if request_id is None else request_id
         request = self._request(request_id, prompt, params)
-        self.scheduler.add(request)
-
         seed = derived_seed(self.config.seed, self._num_added) if params.seed is None else params.seed
-        self._num_added += 1
         running = RunningRequest(request, prompt, params, seed, RequestMetrics(request.arrival), self._decode_token)
         for sequence in request.sequences:
             stop = StopChecker(
@@ -131,6 +158,8 @@ class Engine:
                 max_tokens=request.max_tokens,
             )
             running.samples.append(RunningSample(running, sequence, stop))
+        self.scheduler.add(request)  # the last that may refuse
+        self._num_added += 1
         self._requests[request_id] = running
         self._samples.update((s.sequence, s) for s in running.samples)
         return request_id
@@ -146,45 +175,63 @@ class Engine:
     def step(self) -> list[SampleDelta]:
         """Run one step. Returns what each sample that got a token, or ended, has to show for it.
 
-        If the model fails, the step's requests are aborted, and the error is passed on; the others are unharmed.
+        If the model fails, the step's requests are aborted (the next step says so) and the error is passed on; the
+        others are unharmed.
         """
         plan = self.scheduler.schedule(self._clock())
+        try:
+            deltas = self._advance(plan)
+        except BaseException:
+            self._drop(plan)
+            raise
+        if self._undelivered:
+            deltas, self._undelivered = self._undelivered + deltas, []
+        return deltas
+
+    def is_running(self, request_id: str) -> bool:
+        """Whether a request of this id is queued or running."""
+        return request_id in self._requests
+
+    def _advance(self, plan: StepPlan) -> list[SampleDelta]:
+        # First of all: a plan also carries copies for sequences that are not in it, and must not fail before them.
+        if plan.copies.source.size:
+            self.kv_cache.copy_blocks(*(torch.from_numpy(ids) for ids in plan.copies))
         for sequence in plan.preempted:
             self._leave_seats(sequence)
         for sequence in plan.admitted:
             self._take_seats(sequence)
         if not plan:
             return []
-        try:
-            if self.on_plan is not None:
-                self.on_plan(plan)
-            with torch.inference_mode():
-                entries, sampled = self._run(plan)
-            deltas, finished = self._record(entries, sampled)
-            self.scheduler.commit(plan, finished, self._clock())
-        except BaseException:
-            self._drop(plan)
-            raise
+        if self.on_plan is not None:
+            self.on_plan(plan)
+        with torch.inference_mode():
+            entries, sampled = self._run(plan)
+        deltas, finished = self._record(entries, sampled)
+        self.scheduler.commit(plan, finished, self._clock())
         self._settle(entries, sampled.token_ids)
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._close_if_finished(delta)
         return deltas
 
+    def _free_id(self) -> str:
+        number = self._num_added
+        while f"request-{number}" in self._requests:
+            number += 1
+        return f"request-{number}"
+
     def _request(self, request_id: str, prompt: TokenPrompt, params: SamplingParams) -> Request:
         room = self.scheduler.largest_request - len(prompt.token_ids)
         return Request(
             request_id,
             prompt_len=len(prompt.token_ids),
-            max_tokens=max(room, 1) if params.max_tokens is None else params.max_tokens,
+            max_tokens=params.most_tokens(room),
             num_samples=params.num_samples,
             arrival=self._clock(),
         )
 
     def _run(self, plan: StepPlan) -> tuple[list[RunningSample], SamplerOutput]:
-        """The tensors of one step: copies, forward, logits of the rows that are sampled, tokens."""
-        if plan.copies.source.size:
-            self.kv_cache.copy_blocks(*(torch.from_numpy(ids) for ids in plan.copies))
+        """The tensors of one step: forward, logits of the rows that are sampled, tokens."""
         batch = build_batch(plan, self._seats, self.memory)
         hidden = self.model.forward(batch.token_ids, batch.positions, self.kv_cache, batch.attention)
         for index in range(plan.num_decodes, len(plan.sequences)):
@@ -233,20 +280,9 @@ class Engine:
                 text = entry.append(token_id, sampled.logprobs.get(i))
                 if entry.request.metrics.first_token_time is None:
                     entry.request.metrics.first_token_time = now
-            finish = entry.stop.finish
-            if finish is not None:
+            if entry.stop.finish is not None:
                 finished.append(entry.sequence)
-            deltas.append(
-                SampleDelta(
-                    entry.request.request.request_id,
-                    entry.sequence.sample,
-                    text,
-                    tokens,
-                    entry.logprobs[-1:] if tokens and entry.logprobs else None,
-                    finish.reason if finish else None,
-                    finish.stop_reason if finish else None,
-                )
-            )
+            deltas.append(_delta(entry, text, tokens))
         return deltas, finished
 
     def _settle(self, entries: list[RunningSample], token_ids: NDArray[np.int64]) -> None:
@@ -272,32 +308,25 @@ class Engine:
             delta.request_output = running.output()
 
     def _end(self, running: RunningRequest, finish: Finish) -> list[SampleDelta]:
-        """Close a request that the scheduler has let go of."""
+        """Close a request that the scheduler has let go of; the last of what is returned has its result."""
         deltas = []
         for entry in running.samples:
-            if entry.stop.finish is None:
-                text = entry.end(finish)
-                deltas.append(
-                    SampleDelta(
-                        running.request.request_id,
-                        entry.sequence.sample,
-                        text,
-                        [],
-                        finish_reason=finish.reason,
-                        stop_reason=finish.stop_reason,
-                    )
-                )
             self._leave_seats(entry.sequence)
+            if entry.stop.finish is None:
+                deltas.append(_delta(entry, entry.end(finish), []))
         self._forget(running)
-        if deltas:
-            deltas[-1].request_output = running.output()
+        # All may have ended in a step that failed before it could say so.
+        deltas = deltas or [_delta(running.samples[-1], "", [])]
+        deltas[-1].request_output = running.output()
         return deltas
 
     def _drop(self, plan: StepPlan) -> None:
-        """A plan that could not be run: its requests end, the scheduler goes on."""
-        for request_id in {sequence.request.request_id for sequence in plan.sequences}:
-            self.abort(request_id)
-        with suppress(StepOutOfOrder):  # the commit itself may be what failed
+        """A plan that could not be run, or not to the end: its requests end, the scheduler goes on."""
+        for sequence in plan.preempted:
+            self._leave_seats(sequence)
+        for request_id in dict.fromkeys(sequence.request.request_id for sequence in plan.sequences):
+            self._undelivered += self.abort(request_id)
+        with suppress(StepOutOfOrder):  # it was committed, or is empty
             self.scheduler.commit(plan, (), self._clock())
 
     def _forget(self, running: RunningRequest) -> None:
@@ -335,3 +364,16 @@ class Engine:
         if text is None:
             text = self._token_texts[token_id] = self.tokenizer.decode([token_id], skip_special_tokens=False)
         return text
+
+
+def _delta(entry: RunningSample, text: str, token_ids: list[int]) -> SampleDelta:
+    finish = entry.stop.finish
+    return SampleDelta(
+        entry.request.request.request_id,
+        entry.sequence.sample,
+        text,
+        token_ids,
+        entry.logprobs[-1:] if token_ids and entry.logprobs else None,
+        finish.reason if finish else None,
+        finish.stop_reason if finish else None,
+    )

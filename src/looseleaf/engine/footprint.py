@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+
 from looseleaf.engine.config import EngineConfig
+from looseleaf.engine.row_copies import SLICE_ELEMENTS
 from looseleaf.kernels.reference import PARTITION_TOKENS, PARTITIONS_AT_ONCE
 from looseleaf.models.config import ModelConfig
 
 FLOAT32 = 4
+
+PROMPT_LOGPROB_ROWS = 32
+"""Prompt positions whose logits are held at once; those of a whole prompt would be the largest tensor of all."""
 
 
 def workspace_bound(model: ModelConfig, config: EngineConfig, max_model_len: int) -> int:
@@ -30,7 +36,12 @@ def workspace_bound(model: ModelConfig, config: EngineConfig, max_model_len: int
 
     # Gathered keys and values, kept between calls: a whole context, or the partitions that are read at once.
     kv_row = 2 * model.num_kv_heads * model.head_dim * (element + FLOAT32)
-    gathered = max(max_model_len, PARTITIONS_AT_ONCE * PARTITION_TOKENS) + config.block_size
-    # Logits, their float32 copy in a 16-bit model, and the sampler's working copy of the rows that it edits.
-    sampling = 3 * config.max_num_seqs * model.vocab_size * FLOAT32
-    return stream + gathered * kv_row + max(mlp, attention, sampling)
+    gathered = max(max_model_len, PARTITIONS_AT_ONCE * max(PARTITION_TOKENS, config.block_size)) + config.block_size
+    # Logits and their float32 copy in a 16-bit model; beside them a slice of rows in the sampler: a copy, its
+    # softmax, and running sums in float64.
+    rows = max(config.max_num_seqs, PROMPT_LOGPROB_ROWS)
+    slice_rows = min(rows, max(SLICE_ELEMENTS // model.vocab_size, torch.get_num_threads(), 1))
+    sampling = (2 * rows + 5 * slice_rows) * model.vocab_size * FLOAT32
+    # Token ids by seat and block tables; the sums above are of one step, these stay.
+    tables = 2 * config.max_num_seqs * max_model_len * 4
+    return tables + stream + gathered * kv_row + max(mlp, attention, sampling)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 from rich.console import Console
@@ -17,12 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.engine import Engine
+from looseleaf.engine.footprint import workspace_bound
 from looseleaf.engine.kv_pool import size_pool
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.prompts import Prompt, TokenPrompt, split_prompts
 from looseleaf.engine.running_request import SampleDelta
-from looseleaf.engine.sampling_params import SamplingParams
+from looseleaf.engine.sampling_params import SamplingParams, as_params
 from looseleaf.errors import InvalidRequest
+from looseleaf.kernels import native
 from looseleaf.models.loader import load_model
 from looseleaf.models.store import resolve_model
 from looseleaf.models.tokenizer import Tokenizer
@@ -43,13 +45,19 @@ def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None =
     dtype = config.torch_dtype
     weights, model_config = load_model(path, dtype)
     tokenizer = Tokenizer.from_path(path)
-    pool = size_pool(model_config, config, dtype, available=psutil.virtual_memory().available)
+    native.is_available()  # says so, once, if the extension is missing
+    longest = config.max_model_len or model_config.max_position_embeddings
+    free = psutil.virtual_memory().available - workspace_bound(model_config, config, longest)
+    pool = size_pool(model_config, config, dtype, available=max(free, 0))
     engine = Engine(weights, tokenizer, config, pool)
     logger.info(
         "Loaded %s (%s) in %.1f s.", path.name, str(dtype).removeprefix("torch."), time.perf_counter() - started
     )
     logger.info("%s", pool)
     return engine
+
+
+Params: TypeAlias = SamplingParams | Mapping[str, Any] | None
 
 
 class LLM:
@@ -73,7 +81,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params | Sequence[Params] = None,
         *,
         progress: bool = False,
     ) -> list[RequestOutput]:
@@ -82,39 +90,37 @@ class LLM:
         `params`: one for all, or one per prompt. Every prompt is checked before the first runs, so a typed error
         (`InvalidPrompt`, `RequestTooLarge`, …) means that nothing was computed. `progress` draws a bar on stderr.
         """
-        requests = [(self.engine.read_prompt(prompt), chosen) for prompt, chosen in self._pair(prompts, params)]
-        for index, (prompt, chosen) in enumerate(requests):
-            self.engine.check(f"prompt {index}", prompt, chosen)
+        requests = self.engine.read_requests(self._pair(prompts, params))
         results: list[RequestOutput] = []
         with self._running(requests) as request_ids, progress_bar("Generating", len(requests), shown=progress) as bar:
             for request_id in request_ids:
                 results += (output for delta in self._follow(request_id, bar) if (output := delta.request_output))
         return results
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[SampleDelta]:
+    def stream(self, prompt: Prompt, params: Params = None) -> Iterator[SampleDelta]:
         """Run one prompt and yield what each step adds. Closing the iterator aborts the request.
 
         Raises `InvalidRequest` for `best_of` above `n`: which samples win is not known before the end.
         """
-        params = params or SamplingParams()
+        params = as_params(params)
         if params.num_samples > params.n:
             raise InvalidRequest(
                 f"best_of={params.best_of} with n={params.n} cannot be streamed.", hint="Set best_of to n or leave it."
             )
         return self._stream(self.engine.read_prompt(prompt), params)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> RequestOutput:
+    def chat(self, messages: Sequence[Mapping[str, Any]], params: Params = None) -> RequestOutput:
         """Answer one conversation (`[{"role": …, "content": …}, …]`) through the model's chat template."""
         return self.generate([messages], params)[0]
 
     def _pair(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[tuple[Prompt, SamplingParams]]:
-        listed, _ = split_prompts(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            chosen = [params or SamplingParams()] * len(listed)
+        self, prompts: Prompt | Sequence[Prompt], params: Params | Sequence[Params]
+    ) -> list[tuple[Prompt | TokenPrompt, SamplingParams]]:
+        listed = split_prompts(prompts)
+        if params is None or isinstance(params, SamplingParams | Mapping):
+            chosen = [as_params(params)] * len(listed)
         else:
-            chosen = list(params)
+            chosen = [as_params(each) for each in params] if isinstance(params, Sequence) else [as_params(params)]
             if len(chosen) != len(listed):
                 raise InvalidRequest(
                     f"There are {len(listed)} prompts but {len(chosen)} sampling parameters.",
@@ -149,6 +155,8 @@ class LLM:
                 yield delta
                 if delta.request_output is not None:
                     return
+            if not self.engine.is_running(request_id):
+                return  # aborted by someone who was told so instead
             for delta in self.engine.step():
                 if delta.request_output is not None:
                     on_finished()

@@ -59,6 +59,12 @@ class RequestOutput:
 
 
 def select_best(outputs: Sequence[CompletionOutput], n: int) -> list[CompletionOutput]:
-    """The `n` samples of highest cumulative logprob, best first, numbered anew from 0 (`best_of`)."""
-    ranked = sorted(outputs, key=lambda output: (-(output.cumulative_logprob or 0.0), output.index))
+    """The `n` samples of highest cumulative logprob, best first, numbered anew from 0 (`best_of`).
+
+    A sample that failed comes last: it is likely only because it is short.
+    """
+    ranked = sorted(
+        outputs,
+        key=lambda output: (output.finish_reason == "error", -(output.cumulative_logprob or 0.0), output.index),
+    )
     return [replace(output, index=index) for index, output in enumerate(ranked[:n])]

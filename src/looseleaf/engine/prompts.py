@@ -28,21 +28,17 @@ class TokenPrompt:
     text: str | None
 
 
-def split_prompts(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
-    """The prompts as a list, and whether the caller passed a single one rather than a list."""
+def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt, or a list of them, as a list."""
     if isinstance(prompts, str):
-        return [prompts], True
-    if not isinstance(prompts, Sequence | np.ndarray):
-        raise InvalidPrompt(
-            f"A prompt of type {type(prompts).__name__} is not understood.",
-            hint="Pass text, token ids, chat messages, or a list of these.",
-        )
+        return [prompts]
+    _check_kind(prompts)
     if len(prompts) == 0:
         raise InvalidPrompt("There is no prompt.", hint="Pass at least one prompt, and at least one token in it.")
     first = prompts[0]
     if isinstance(first, Mapping | int | np.integer):
-        return [prompts], True  # type: ignore[list-item]  # one level of a recursive type: told apart just above
-    return list(prompts), False  # type: ignore[arg-type]
+        return [prompts]  # type: ignore[list-item]  # one level of a recursive type: told apart just above
+    return list(prompts)  # type: ignore[arg-type]
 
 
 def read_prompt(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -> TokenPrompt:
@@ -51,15 +47,20 @@ def read_prompt(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -> TokenP
         if not prompt:
             raise InvalidPrompt("The prompt is empty.", hint="Pass at least one character.")
         return TokenPrompt(_checked(tokenizer.encode(prompt), vocab_size), prompt)
-    if not isinstance(prompt, Sequence | np.ndarray):
-        raise InvalidPrompt(
-            f"A prompt of type {type(prompt).__name__} is not understood.",
-            hint="Pass text, token ids or chat messages.",
-        )
+    _check_kind(prompt)
     if len(prompt) and isinstance(prompt[0], Mapping):
         text = tokenizer.apply_chat_template(prompt)  # type: ignore[arg-type]  # mypy cannot narrow by an item's type
         return TokenPrompt(_checked(tokenizer.encode(text, add_special_tokens=False), vocab_size), text)
     return TokenPrompt(_checked(prompt, vocab_size), None)
+
+
+def _check_kind(prompt: object) -> None:
+    """Bytes are sequences of integers too, but nobody means token ids by them."""
+    if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes | bytearray | memoryview):
+        raise InvalidPrompt(
+            f"A prompt of type {type(prompt).__name__} is not understood.",
+            hint="Pass text, token ids, chat messages, or a list of these.",
+        )
 
 
 def _checked(token_ids: Sequence[Any] | np.ndarray[Any, Any], vocab_size: int) -> list[int]:

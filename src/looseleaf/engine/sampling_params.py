@@ -12,11 +12,21 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from looseleaf.engine.sampling_errors import InvalidParameter, UnknownParameter
+from looseleaf.errors import InvalidRequest
 
 T = TypeVar("T")
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this a temperature means greedy: the second most likely token would practically never be drawn."""
+
+
+class _DefaultCount(int):
+    """A count that nobody asked for: it yields to what fits, where one that was asked for is refused."""
+
+
+DEFAULT_MAX_TOKENS = _DefaultCount(256)
+"""Not vLLM's 16, which cuts nearly every answer short; not unlimited, which lets a model that never ends its answer
+hold memory for its whole context. Most answers end by themselves within 256."""
 
 MAX_COUNT = 2**31 - 1
 MAX_SAMPLES = 16_384
@@ -80,12 +90,9 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     min_tokens: int = 0
     """Tokens that must come before anything but a length limit may end the output."""
-    max_tokens: int | None = 256
-    """Most tokens of the output. None: up to the model's maximum length.
-
-    Not vLLM's 16, which cuts nearly every answer short; not None, which lets a model that never ends its
-    answer hold memory for its whole context. Most answers end by themselves within 256.
-    """
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    """Most tokens of the output. None: as many as fit. A number that cannot fit is refused; only the default
+    gives way to what fits."""
     ignore_eos: bool = False
     logprobs: int | None = None
     """Report each output token's logprob and those of this many most likely tokens. 0: only its own."""
@@ -119,7 +126,7 @@ class SamplingParams:
         _boolean(self, "skip_special_tokens")
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidParameter("best_of", self.best_of, f"at least n, which is {self.n}")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+        if self.max_tokens is not None and not self.max_tokens_is_default and self.min_tokens > self.max_tokens:
             raise InvalidParameter("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
 
     @classmethod
@@ -147,6 +154,17 @@ class SamplingParams:
         return self.n if self.best_of is None else self.best_of
 
     @property
+    def max_tokens_is_default(self) -> bool:
+        return isinstance(self.max_tokens, _DefaultCount)
+
+    def most_tokens(self, room: int) -> int:
+        """Tokens that a sample may have where `room` tokens fit beside the prompt; beyond `room` if asked for more."""
+        room = max(room, 1)
+        if self.max_tokens is None:
+            return room
+        return min(max(self.max_tokens, self.min_tokens), room) if self.max_tokens_is_default else self.max_tokens
+
+    @property
     def penalised(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
@@ -166,7 +184,7 @@ class SamplingParams:
         for key, bias in given.items():
             # JSON has no integer keys: the OpenAI protocol writes {"50256": -100}.
             token_id = int(key) if isinstance(key, str) and _TOKEN_ID.fullmatch(key) else key
-            if not _is_integer(token_id) or token_id < 0 or not _is_real(bias) or not -100 <= bias <= 100:
+            if not is_integer(token_id) or token_id < 0 or not _is_real(bias) or not -100 <= bias <= 100:
                 raise InvalidParameter("logit_bias", {key: bias}, allowed)
             biases[int(token_id)] = float(bias)
         object.__setattr__(self, "logit_bias", biases or None)
@@ -187,12 +205,26 @@ class SamplingParams:
         if token_ids is None:
             raise InvalidParameter("stop_token_ids", self.stop_token_ids, allowed)
         for token_id in token_ids:
-            if not _is_integer(token_id) or token_id < 0:
+            if not is_integer(token_id) or token_id < 0:
                 raise InvalidParameter("stop_token_ids", token_id, allowed)
         object.__setattr__(self, "stop_token_ids", tuple(int(token_id) for token_id in token_ids))
 
 
-def _is_integer(value: object) -> bool:
+def as_params(params: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
+    """Parameters, a mapping of them, or None for the defaults. Raises `InvalidRequest` for anything else."""
+    if params is None:
+        return SamplingParams()
+    if isinstance(params, SamplingParams):
+        return params
+    if isinstance(params, Mapping):
+        return SamplingParams.parse(params)
+    raise InvalidRequest(
+        f"Sampling parameters of type {type(params).__name__} are not understood.",
+        hint="Pass SamplingParams or a mapping.",
+    )
+
+
+def is_integer(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -215,9 +247,10 @@ def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional
     value = getattr(params, name)
     if value is None and optional:
         return
-    if not _is_integer(value) or not low <= value <= high:
+    if not is_integer(value) or not low <= value <= high:
         raise InvalidParameter(name, value, f"an integer from {low} to {high}" + (" or None" if optional else ""))
-    object.__setattr__(params, name, int(value))
+    if not isinstance(value, _DefaultCount):
+        object.__setattr__(params, name, int(value))
 
 
 def _real(params: SamplingParams, name: str, low: float, high: float, *, above: bool = False, hint: str = "") -> None:

@@ -40,7 +40,3 @@ class Seats:
     def of(self, seq_ids: SequenceIds) -> Indices:
         seats: Indices = self._seat_of_row[seq_ids & ROW_MASK]
         return seats
-
-    @property
-    def num_taken(self) -> int:
-        return len(self.tokens) - len(self._free)

@@ -9,7 +9,7 @@ from statistics import median
 
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.prompts import Prompt, TokenPrompt
+from looseleaf.engine.prompts import InvalidPrompt, Prompt, TokenPrompt
 from looseleaf.engine.sampling_params import SamplingParams
 from looseleaf.memory.interface import SlotUsage
 from looseleaf.scheduler.interface import StepPlan
@@ -124,19 +124,6 @@ class PoolMeter:
         )
 
 
-def read_requests(
-    engine: Engine, requests: Sequence[WorkloadRequest], name: str = "prompts"
-) -> list[tuple[TokenPrompt, SamplingParams]]:
-    """Tokenise and check requests. Raises what `Engine.add_request` would, before one is added; `name` is for the
-    message."""
-    read = []
-    for index, (prompt, params) in enumerate(requests):
-        tokens = prompt if isinstance(prompt, TokenPrompt) else engine.read_prompt(prompt)
-        engine.check(f"{name}[{index}]", tokens, params)
-        read.append((tokens, params))
-    return read
-
-
 def run_workload(
     engine: Engine,
     requests: Sequence[WorkloadRequest],
@@ -149,7 +136,9 @@ def run_workload(
     that nothing was computed. If it is interrupted, what runs is aborted. `on_finished` is told each result, and
     which of `requests` it answers, as it comes.
     """
-    read = read_requests(engine, requests)
+    read = engine.read_requests(requests)
+    if not read:
+        raise InvalidPrompt("The workload has no requests.", hint="Give at least one.")
     meter = PoolMeter(engine)
     results: dict[int, RequestOutput] = {}
     index_of: dict[str, int] = {}

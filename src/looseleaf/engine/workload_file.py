@@ -45,7 +45,7 @@ def load_workload(path: Path) -> Workload:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidWorkload(f"The workload {path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidWorkload(f"The workload {path} is no JSON: {error}.") from error
     if not isinstance(content, dict):
         raise InvalidWorkload(f"The workload {path} is no JSON object.", hint="Its keys are the names of tests.")

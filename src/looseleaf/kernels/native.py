@@ -36,7 +36,8 @@ def is_available() -> bool:
         else:
             return True
     warnings.warn(
-        f"Looseleaf's native extension is missing: {reason}. The slower reference kernels are used.",
+        f"Looseleaf's native extension is missing: {reason}. The slower reference kernels are used, and "
+        "dtype auto means float32.",
         NativeExtensionMissing,
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""The reference kernels: paged attention in plain torch operations, on any device and for any shape.
+"""The reference kernels: paged attention in plain torch operations, on the CPU, for any shape.
 
 Every faster backend is tested against this one. It gathers blocks before it multiplies, which a real kernel
 must not do; in exchange each line says what is meant.
@@ -57,7 +57,6 @@ class ReferenceKVCache:
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
-        device: torch.device | str = "cpu",
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -65,15 +64,11 @@ class ReferenceKVCache:
         self.head_dim = head_dim
         self.dtype = dtype
         shape = (num_layers, num_kv_heads, num_blocks, block_size, head_dim)
-        self._keys = torch.zeros(shape, dtype=dtype, device=device)
-        self._values = torch.zeros(shape, dtype=dtype, device=device)
-        self._head_offsets = torch.arange(num_kv_heads, dtype=torch.int32, device=device)[:, None] * num_blocks
+        self._keys = torch.zeros(shape, dtype=dtype)
+        self._values = torch.zeros(shape, dtype=dtype)
+        self._head_offsets = torch.arange(num_kv_heads, dtype=torch.int32)[:, None] * num_blocks
         self._scratch = (_Scratch(), _Scratch())
         self._blocks_per_partition = max(1, PARTITION_TOKENS // block_size)
-
-    @property
-    def nbytes(self) -> int:
-        return self._keys.nbytes + self._values.nbytes
 
     def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store `key` and `value` (`[num_tokens, num_kv_heads, head_dim]`) at `slots` (int64 `[num_tokens]`)."""
