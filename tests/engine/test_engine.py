@@ -220,7 +220,7 @@ def test_a_failing_step_aborts_its_requests_and_the_engine_goes_on(monkeypatch: 
             engine.step()
     engine.memory.audit()
     finished = drain(engine, seen)
-    assert first not in finished
+    assert finished[first].outputs[0].finish_reason == "abort"
     assert tokens([finished[second]]) == [[generate_alone(MODEL, [9, 8, 7], 4)]]
 
 
@@ -259,11 +259,10 @@ def test_an_interrupt_anywhere_in_a_step_leaves_a_working_engine(
         return original(*arguments)
 
     monkeypatch.setattr(engine, method, interrupted)
-    seen: list[SampleDelta] = []
     with pytest.raises(KeyboardInterrupt):
-        while engine.has_unfinished():
-            seen += engine.step()
+        drain(engine)
     engine.memory.audit()
+    engine.step()  # tells what the failed one dropped
     while engine.has_unfinished():
         engine.step()
     assert engine.memory.num_free_blocks == engine.memory.num_blocks
@@ -279,9 +278,9 @@ def test_an_interrupt_anywhere_in_a_step_leaves_a_working_engine(
 
 def test_a_refused_request_leaves_no_trace() -> None:
     engine = tiny_engine(MODEL)
+    engine.add_request([1], request_id="mine")
     with pytest.raises(InvalidRequest, match="already in use"):
-        for _ in range(2):
-            engine.add_request([1], request_id="mine")
+        engine.add_request([2], request_id="mine")
     with pytest.raises(RequestTooLarge):
         engine.add_request([1] * 90, SamplingParams(max_tokens=90))
     assert list(drain(engine)) == ["mine"]

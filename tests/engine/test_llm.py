@@ -110,7 +110,7 @@ def test_a_stream_ends_when_its_request_is_aborted_or_dropped_elsewhere(
     with monkeypatch.context() as patch:
         patch.setattr(llm.engine.model, "forward", lambda *_: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
-            next(failing)
+            list(failing)
     assert [delta.finish_reason for delta in beside][-1] == "abort"
     assert llm.engine.memory.num_free_blocks == llm.engine.memory.num_blocks
 

@@ -47,7 +47,7 @@ BAD: dict[str, list[Any]] = {
     "stop": ["", ["a", ""], [1], 1, b"a", ["a"] * (MAX_STOP_STRINGS + 1), "x" * (MAX_STOP_LENGTH + 1), [None]],
     "stop_token_ids": [[-1], [1.0], [True], "12", ["1"], 1.5, [None]],
     "include_stop_str_in_output": [1, 0, None, "yes"],
-    "min_tokens": [-1, None, 257, 2**31, *NOT_INTEGERS],
+    "min_tokens": [-1, None, 2**31, *NOT_INTEGERS],
     "max_tokens": [0, -1, 2**31, *NOT_INTEGERS],
     "ignore_eos": [1, None],
     "logprobs": [-1, 2**31, *NOT_INTEGERS],

@@ -155,13 +155,14 @@ class LLM:
                 yield delta
                 if delta.request_output is not None:
                     return
-            if not self.engine.is_running(request_id):
-                return  # aborted by someone who was told so instead
+            running = self.engine.is_running(request_id)
             for delta in self.engine.step():
                 if delta.request_output is not None:
                     on_finished()
                 if delta.request_id in self._inbox:
                     self._inbox[delta.request_id].append(delta)
+            if not running and not inbox:
+                return  # aborted by someone who was told so instead
 
 
 @contextmanager

@@ -153,6 +153,8 @@ def run_workload(
             deltas = engine.step()
             meter.add_time(time.perf_counter() - step_started - (meter.own_seconds - measuring))
             for delta in deltas:
+                if delta.request_id not in index_of:
+                    continue  # the end of what an earlier, interrupted run had in flight
                 output_tokens += len(delta.token_ids)
                 if delta.request_output is not None:
                     index = index_of[delta.request_id]
