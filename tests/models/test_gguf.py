@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from looseleaf.models.errors import (
     WeightsMismatch,
 )
 from looseleaf.models.gguf_file import GGUFFile
-from looseleaf.models.loader import load_config, load_model
+from looseleaf.models.loader import load_config, load_model, load_model_and_tokenizer
+from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.models.weights import destinations
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -205,9 +207,52 @@ def test_a_folder_with_one_file_is_that_file_and_with_two_is_ambiguous(write, tm
         load_config(tmp_path)
 
 
-def test_end_of_turn_ends_a_sequence_too(write):
-    path = write("smollm2", metadata={"tokenizer.ggml.eot_token_id": 5})
-    assert load_config(path).eos_token_ids == (2, 5)
+TOKENS = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": [*(chr(33 + index) for index in range(88)), *"ĠĊ¡¢£¤", "ab", "cd"],
+    "tokenizer.ggml.token_type": [1, 3, 3, *[1] * 93],
+    "tokenizer.ggml.merges": ["a b", "c d"],
+    "tokenizer.chat_template": "{{ messages[0]['content'] }}",
+}
+
+
+def test_ends_of_turns_and_messages_end_a_sequence_for_model_and_tokenizer_alike(write):
+    ends = {"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 2}
+    path = write("smollm2", metadata=TOKENS | ends)
+    assert load_config(path).eos_token_ids == Tokenizer.from_gguf(path).eos_token_ids == (2, 5)
+
+
+def test_one_call_loads_the_model_and_its_tokenizer(write, checkpoint):
+    path = write("smollm2", metadata=TOKENS)
+    model, tokenizer = load_model_and_tokenizer(path, torch.float32)
+    alone = destinations(load(path))
+    assert all(torch.equal(weight, alone[name]) for name, weight in destinations(model).items())
+    assert tokenizer.encode("abba") == Tokenizer.from_gguf(path).encode("abba")
+    folder = checkpoint("smollm2").folder
+    with pytest.raises(ModelNotFound, match=r"no tokenizer\.json"):
+        load_model_and_tokenizer(folder, torch.float32)
+    with pytest.raises(UnsupportedModel, match="float16"):
+        load_model_and_tokenizer(path, torch.float16)
+
+
+def test_a_folder_whose_only_weights_are_a_file_is_that_file(write, checkpoint, tmp_path):
+    path = write("smollm2")
+    (tmp_path / "config.json").write_text("{}")
+    assert load_config(tmp_path) == load_config(path)
+    (tmp_path / "second.gguf").write_bytes(path.read_bytes())
+    with pytest.raises(ModelNotFound, match="2 GGUF files"):
+        load_config(tmp_path)
+    for file in checkpoint("qwen3").folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert load_config(tmp_path).architecture == "Qwen3ForCausalLM"
+
+
+def test_a_sliding_window_in_the_file_holds_for_every_layer(write, checkpoint, paged_run, sequences):
+    path = write("mistral", metadata={"llama.attention.sliding_window": 5})
+    assert load_config(path).sliding_windows == load_config(checkpoint("mistral").folder).sliding_windows == (5, 5, 5)
+    for tokens, logits in zip(sequences, paged_run(load(path), sequences).run_whole(), strict=True):
+        torch.testing.assert_close(logits, checkpoint("mistral").logits(tokens), rtol=0, atol=1e-4)
 
 
 def assert_reads_like_the_reference(path: Path) -> None:
@@ -256,7 +301,7 @@ def test_any_metadata_is_what_the_reference_reader_finds(metadata, write):
 
 @pytest.mark.parametrize("family_name", ["smollm2", "qwen3-untied"])
 def test_a_file_cut_anywhere_is_refused(family_name, write):
-    path = write(family_name, Encoding.Q8_0)
+    path = write(family_name, Encoding.Q8_0, metadata=TOKENS)
     content = path.read_bytes()
     end = max(tensor.data_offset + tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors)
     cuts = [*range(200), *range(200, end, max(1, end // 300)), end - 1]
@@ -264,6 +309,8 @@ def test_a_file_cut_anywhere_is_refused(family_name, write):
         path.write_bytes(content[:cut])
         with pytest.raises(CorruptModelFile):
             load(path)
+        with pytest.raises(CorruptModelFile):
+            Tokenizer.from_gguf(path)
     path.write_bytes(content[:end])
     assert isinstance(load(path), CausalLM)
 
@@ -273,19 +320,16 @@ def test_a_file_cut_anywhere_is_refused(family_name, write):
 def test_changed_bytes_in_the_header_are_read_or_refused(data, checkpoint, tmp_path):
     whole = tmp_path / "whole.gguf"
     if not whole.exists():
-        tokens = {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.token_type": [1, 2]}
-        write_gguf(checkpoint("smollm2").oracle, whole, metadata=tokens)
+        write_gguf(checkpoint("smollm2").oracle, whole, metadata=TOKENS)
     content = bytearray(whole.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(st.integers(0, 2500))] = data.draw(st.integers(0, 255))
+        content[data.draw(st.integers(0, 5000))] = data.draw(st.integers(0, 255))
     path = tmp_path / "changed.gguf"
     path.unlink(missing_ok=True)  # the last example's file may still be mapped
     path.write_bytes(content)
-    try:
-        model = load(path)
-    except ModelError:
-        return
-    assert isinstance(model, CausalLM)
+    for read, result in ((load, CausalLM), (Tokenizer.from_gguf, Tokenizer)):
+        with suppress(ModelError):
+            assert isinstance(read(path), result)
 
 
 @pytest.mark.parametrize("count", [2**63, 2**40, 10**6])
@@ -322,6 +366,7 @@ def test_an_unknown_architecture_is_refused_by_name_with_the_known_ones(write):
         ({"llama.rope.dimension_count": 8}, "8 of 16"),
         ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "longrope"),
         ({"llama.attention.key_length": 16, "llama.attention.value_length": 32}, "different width"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 1.5}, "attention factor"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(metadata, named, write):
@@ -349,6 +394,22 @@ def test_an_encoding_that_cannot_be_decoded_is_refused_by_name(encoding, write):
 def test_metadata_that_lies_is_refused(metadata, error, named, write):
     with pytest.raises(error, match=named):
         load(write("smollm2", metadata=metadata))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "named"),
+    [
+        ({"tokenizer.ggml.eos_token_id": [2, 5]}, "eos_token_id is a list of int"),
+        ({"tokenizer.ggml.eot_token_id": "two"}, "eot_token_id is the str 'two'"),
+        ({"tokenizer.ggml.tokens": 7}, "tokens is the int 7"),
+        ({"tokenizer.ggml.token_type": 1}, "token_type is the int 1"),
+        ({"tokenizer.chat_template": 7}, "chat_template is the int 7"),
+        ({"tokenizer.ggml.eom_token_id": 96}, r"end tokens \[96\] are outside its 96 tokens"),
+    ],
+)
+def test_tokenizer_metadata_of_a_wrong_type_is_refused(metadata, named, write):
+    with pytest.raises(CorruptModelFile, match=named):
+        Tokenizer.from_gguf(write("smollm2", metadata=TOKENS | metadata))
 
 
 def test_an_unexpected_tensor_is_named(write):

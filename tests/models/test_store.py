@@ -10,8 +10,17 @@ import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import filter_repo_objects
 
 import looseleaf.models.download as download
 import looseleaf.models.store as store
@@ -19,7 +28,7 @@ from looseleaf.errors import ModelError
 from looseleaf.models.download import ChecksumMismatch, DownloadFailed, Report, WheelModel, fetch
 from looseleaf.models.errors import ModelNotFound
 
-CONTENT = os.urandom(3 * 2**20 + 17)
+CONTENT = os.urandom(3 * 2**19).hex().encode() + b"not a whole block"  # compresses, as the real file does
 MODEL = WheelModel(
     distribution="no-such-distribution",
     version="1.0",
@@ -43,7 +52,7 @@ class Index:
         self.downloads += 1
         report(model.wheel_size // 2)
         wheel = folder / "tiny-1.0-py3-none-any.whl"
-        with zipfile.ZipFile(wheel, "w") as archive:
+        with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(self.member, self.content)
         self.after(wheel)
         return wheel
@@ -97,6 +106,21 @@ def flip_content(wheel: Path) -> None:
     wheel.write_bytes(data)
 
 
+def patch_directory(wheel: Path, offset: int, value: int) -> None:
+    """Change a field of the wheel's one directory entry."""
+    data = bytearray(wheel.read_bytes())
+    data[data.rindex(b"PK\x01\x02") + offset] = value
+    wheel.write_bytes(data)
+
+
+def encrypt(wheel: Path) -> None:
+    patch_directory(wheel, 8, 1)
+
+
+def compress_in_an_unknown_way(wheel: Path) -> None:
+    patch_directory(wheel, 10, 97)
+
+
 def interrupt(_wheel: Path) -> None:
     raise KeyboardInterrupt
 
@@ -110,6 +134,8 @@ def fail_to_write(_wheel: Path) -> None:
     [
         (cut_wheel, ChecksumMismatch, "damaged"),
         (flip_content, ChecksumMismatch, "damaged|SHA-256"),
+        (encrypt, ChecksumMismatch, "damaged.*encrypted"),
+        (compress_in_an_unknown_way, ChecksumMismatch, "damaged.*not supported"),
         (interrupt, KeyboardInterrupt, "^$"),
         (fail_to_write, DownloadFailed, "No space left"),
     ],
@@ -123,6 +149,19 @@ def test_what_goes_wrong_leaves_nothing_behind(
     assert visible(tmp_path) == []
     index.after = lambda _wheel: None
     assert fetch(MODEL, tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("position", range(60, len(CONTENT) // 2, len(CONTENT) // 20))
+def test_a_changed_byte_of_the_compressed_file_is_noticed(tmp_path: Path, index: Index, position: int) -> None:
+    def change(wheel: Path) -> None:
+        data = bytearray(wheel.read_bytes())
+        data[position] ^= 0xFF
+        wheel.write_bytes(data)
+
+    index.after = change
+    with pytest.raises(ChecksumMismatch):
+        fetch(MODEL, tmp_path)
+    assert visible(tmp_path) == []
 
 
 def test_another_file_under_the_same_name_is_refused(tmp_path: Path, index: Index) -> None:
@@ -264,7 +303,7 @@ def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_paths_resolve_to_what_lies_there(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    with pytest.raises(ModelNotFound, match=r"neither config\.json nor a GGUF"):
+    with pytest.raises(ModelNotFound, match=r"neither config\.json nor a \.gguf"):
         store.resolve_model(str(folder))
     (folder / "a.gguf").touch()
     assert store.resolve_model(str(folder)).path == folder / "a.gguf"
@@ -273,6 +312,9 @@ def test_paths_resolve_to_what_lies_there(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="2 GGUF files"):
         store.resolve_model(str(folder))
     (folder / "config.json").touch()
+    with pytest.raises(ModelNotFound, match="2 GGUF files"):
+        store.resolve_model(str(folder))
+    (folder / "model.safetensors").touch()
     resolved = store.resolve_model(str(folder))
     assert (resolved.kind, resolved.path) == ("folder", folder)
     (tmp_path / "notes.txt").touch()
@@ -289,6 +331,11 @@ def test_paths_resolve_to_what_lies_there(tmp_path: Path) -> None:
         ("", "no model"),
         ("a/b/c", "no model"),
         ("../x", "no model"),
+        ("~nosuchuser/x", "no model"),
+        ("x" * 5000, "no model 'x{100}…'"),
+        ("a/" * 2500, "no model"),
+        ("organisation/" + "x" * 84, "no model"),
+        ("nul\0", "no model"),
     ],
 )
 def test_unknown_names_are_refused(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,11 +344,27 @@ def test_unknown_names_are_refused(name: str, says: str, tmp_path: Path, monkeyp
         store.resolve_model(name)
 
 
-def test_hub_names_download_only_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, list[str]]] = []
+@pytest.mark.parametrize("method", ["exists", "is_file"])
+def test_a_path_that_cannot_be_read_is_told(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
 
-    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
+    monkeypatch.setattr(Path, method, refuse)
+    with pytest.raises(ModelNotFound, match="cannot be read: Permission denied"):
+        store.resolve_model(str(tmp_path))
+
+
+def test_hub_names_download_only_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = ["config.json", "model-1.safetensors", "tokenizer.json", "additional_chat_templates/tools.jinja"]
+    left_out = ["consolidated.safetensors", "onnx/model.json", "fp32/model.safetensors", "model.bin", "README.md"]
+    asked: list[str] = []
+    chosen: list[str] = []
+
+    def snapshot_download(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.append(name)
+        chosen[:] = filter_repo_objects(
+            [*published, *left_out], allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
@@ -311,7 +374,42 @@ def test_hub_names_download_only_what_is_needed(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "model.safetensors").touch()
     resolved = store.resolve_model("org/model-1.5")
     assert (resolved.path, resolved.kind) == (tmp_path, "folder")
-    assert asked[0] == ("org/model-1.5", ["*.safetensors", "*.json", "*.jinja"])
+    assert asked[0] == "org/model-1.5"
+    assert chosen == published
+
+
+class ReadTimeout(Exception):
+    """As an HTTP library raises; which one the hub's client uses depends on its version."""
+
+
+def http(kind: type[HfHubHTTPError]) -> HfHubHTTPError:
+    return kind("refused", response=SimpleNamespace(headers={}, request=None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "says"),
+    [
+        (http(GatedRepoError), DownloadFailed, "only approved users have org/model"),
+        (http(RepositoryNotFoundError), ModelNotFound, "no model 'org/model'"),
+        (HFValidationError("bad name"), ModelNotFound, "no model 'org/model'"),
+        (LocalEntryNotFoundError("not here"), DownloadFailed, "cannot be reached"),
+        (http(HfHubHTTPError), DownloadFailed, "could not be downloaded from the hub: HfHubHTTPError"),
+        (ReadTimeout("slow"), DownloadFailed, "ReadTimeout: slow"),
+        (OSError(28, "No space left on device"), DownloadFailed, "No space left"),
+    ],
+)
+def test_what_the_hub_says_no_with_is_a_typed_error(
+    raised: Exception, error: type[ModelError], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def snapshot_download(*_arguments: object, **_options: object) -> str:
+        raise raised
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(error, match=says) as caught:
+        store.resolve_model("org/model")
+    assert type(caught.value) is error
+    assert caught.value.hint
 
 
 def test_an_unreachable_hub_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +430,13 @@ def test_models_are_listed_with_their_state(tmp_path: Path, monkeypatch: pytest.
     assert after == store.KnownModel("tiny", "Tiny", "Apache-2.0", MODEL.wheel_size, path, cached=True)
     path.write_bytes(b"short")
     assert not store.list_models()[0].cached
+    installed = tmp_path / "site-packages" / "tiny.gguf"
+    monkeypatch.setattr(store, "installed_file", lambda _model: installed)
+    assert store.list_models()[0].path == path
+    installed.parent.mkdir()
+    installed.write_bytes(CONTENT)
+    (known,) = store.list_models()
+    assert (known.cached, known.path) == (True, installed)
 
 
 def test_the_default_model_is_the_published_one(smollm2_gguf: Path) -> None:

@@ -116,12 +116,13 @@ def test_any_text_agrees_with_transformers(smollm2: Tokenizer, theirs: PreTraine
 
 
 def test_gguf_and_folder_describe_the_same_tokenizer(smollm2: Tokenizer, smollm2_folder: Path) -> None:
-    folder = Tokenizer.from_path(smollm2_folder)
+    folder = Tokenizer.from_folder(smollm2_folder)
     for tokenizer in (smollm2, folder):
-        assert tokenizer.vocab_size == 49152
         assert tokenizer.eos_token_ids == (2,)
-        assert tokenizer.bos_token_id == 1
-        assert tokenizer.special_ids == frozenset(range(17))
+        assert [tokenizer.decode([index]) for index in range(17)] == [""] * 17
+        assert tokenizer.decode([17]) != ""
+        assert tokenizer.decode([49151]) != ""
+        assert tokenizer.decode([49152]) == ""
         assert tokenizer.special_tokens == {
             "bos_token": "<|im_start|>",
             "eos_token": "<|im_end|>",
@@ -135,7 +136,8 @@ def test_chat_ids_agree_with_transformers(smollm2: Tokenizer, theirs: PreTrained
     messages = [{"role": "user", "content": "Hello <|im_end|> 🦙"}, {"role": "assistant", "content": "Hi!\n"}]
     for prompt in (True, False):
         expected = theirs.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False)
-        assert smollm2.encode_chat(messages, add_generation_prompt=prompt) == expected
+        text = smollm2.apply_chat_template(messages, add_generation_prompt=prompt)
+        assert smollm2.encode(text, add_special_tokens=False) == expected
 
 
 def test_lone_surrogates_are_refused(smollm2: Tokenizer) -> None:
@@ -351,6 +353,17 @@ def test_sentencepiece_joins_the_best_scored_pieces(prefix: bool, text: str) -> 
         ("merges", ["zq xj"], CorruptModelFile, "inconsistent"),
         ("bos_token_id", 10**6, CorruptModelFile, "bos token id 1000000"),
         ("bos_token_id", None, CorruptModelFile, "bos_token_id"),
+        ("model", ["gpt2"], CorruptModelFile, "tokenizer.ggml.model is a list of str; text is expected"),
+        ("pre", 7, CorruptModelFile, "tokenizer.ggml.pre is the int 7; text"),
+        ("tokens", 7, CorruptModelFile, "tokenizer.ggml.tokens is the int 7; a list of texts"),
+        ("tokens", "abc", CorruptModelFile, "tokenizer.ggml.tokens is the str 'abc'"),
+        ("tokens", [1, 2], CorruptModelFile, "tokenizer.ggml.tokens is a list of int"),
+        ("token_type", 1, CorruptModelFile, "tokenizer.ggml.token_type is the int 1"),
+        ("token_type", ["a"], CorruptModelFile, "tokenizer.ggml.token_type is a list of str"),
+        ("merges", [5], CorruptModelFile, "tokenizer.ggml.merges is a list of int"),
+        ("bos_token_id", [1, 2], CorruptModelFile, "tokenizer.ggml.bos_token_id is a list of int; a token id"),
+        ("bos_token_id", True, CorruptModelFile, "tokenizer.ggml.bos_token_id is the bool True"),
+        ("add_bos_token", "no", CorruptModelFile, "tokenizer.ggml.add_bos_token is the str 'no'"),
     ],
 )
 def test_malformed_metadata_is_refused(key: str, value: Any, error: type[ModelError], says: str) -> None:
@@ -359,6 +372,21 @@ def test_malformed_metadata_is_refused(key: str, value: Any, error: type[ModelEr
         del metadata[f"tokenizer.ggml.{key}"]
     with pytest.raises(error, match=regex.escape(says)):
         build_gguf_tokenizer(metadata)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("scores", 1.0, "tokenizer.ggml.scores is the float 1.0; a list of numbers"),
+        ("scores", ["1"], "tokenizer.ggml.scores is a list of str"),
+        ("unknown_token_id", [0], "tokenizer.ggml.unknown_token_id is a list of int"),
+        ("unknown_token_id", -1, "unknown token id -1"),
+        ("add_space_prefix", [], "tokenizer.ggml.add_space_prefix is a list of nothing"),
+    ],
+)
+def test_malformed_sentencepiece_metadata_is_refused(key: str, value: Any, says: str) -> None:
+    with pytest.raises(CorruptModelFile, match=regex.escape(says)):
+        build_gguf_tokenizer(SENTENCEPIECE[True] | {f"tokenizer.ggml.{key}": value})
 
 
 def test_bos_and_eos_follow_the_file() -> None:
@@ -413,6 +441,16 @@ def test_eos_ids_come_from_the_most_specific_file(
     assert Tokenizer.from_folder(folder).eos_token_ids == expected
 
 
+@pytest.mark.parametrize("name", ["generation_config", "config"])
+def test_end_tokens_outside_the_configured_vocabulary_are_refused(tmp_path: Path, name: str) -> None:
+    files: dict[str, Any] = {"config": {"vocab_size": 424}}
+    files[name] = files.get(name, {}) | {"eos_token_id": [5, 424]}
+    with pytest.raises(CorruptModelFile, match=rf"{name}\.json: eos_token_id is \[5, 424\], outside .* 424"):
+        Tokenizer.from_folder(write_folder(tmp_path, **files))
+    files["config"]["vocab_size"] = 425
+    assert Tokenizer.from_folder(write_folder(tmp_path, **files)).eos_token_ids == (5, 424)
+
+
 def test_the_newest_kind_of_template_file_wins(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "tools"}]
     folder = write_folder(tmp_path, tokenizer_config={"chat_template": named})
@@ -461,6 +499,12 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path, name: str, content: s
     assert name in str(caught.value)
 
 
+def test_a_template_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (write_folder(tmp_path) / "additional_chat_templates" / "tool_use.jinja").mkdir(parents=True)
+    with pytest.raises(CorruptModelFile, match=r"tool_use\.jinja cannot be read: Is a directory"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"no folder"):
         Tokenizer.from_folder(tmp_path / "nowhere")
@@ -468,4 +512,4 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.model").touch()
     with pytest.raises(ModelNotFound, match=r"Convert its tokenizer\.model"):
-        Tokenizer.from_path(tmp_path)
+        Tokenizer.from_folder(tmp_path)

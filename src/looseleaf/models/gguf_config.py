@@ -11,6 +11,7 @@ import numpy as np
 from looseleaf.models.config import ModelConfig
 from looseleaf.models.errors import CorruptModelFile, InvalidModelConfig, UnsupportedModel
 from looseleaf.models.gguf_file import GGUFFile
+from looseleaf.models.gguf_tokens import TokenMetadata
 from looseleaf.models.hf_config import Fields, config_from_hf
 from looseleaf.models.registry import Family, family_of_gguf
 from looseleaf.models.rope import FrequencyDivisors
@@ -34,6 +35,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     if experts := Fields(keys).integer("expert_count", 0):
         raise UnsupportedModel(f"{file.path} is a mixture of {experts} experts: not supported.")
     window = Fields(keys).integer("attention.sliding_window", 0)
+    tokens = TokenMetadata(file.metadata)
     head_dim = keys.get("attention.key_length")
     if keys.get("attention.value_length") != head_dim:
         raise UnsupportedModel("Keys and values of different width are not supported.")
@@ -52,8 +54,8 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             "rope_theta": keys.get("rope.freq_base"),
             "rope_scaling": _rope_scaling(keys),
             "tie_word_embeddings": "output.weight" not in file.tensors,
-            "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": _eos_token_ids(file),
+            "bos_token_id": tokens.token_id("bos"),
+            "eos_token_id": list(tokens.end_token_ids()),
         }
     )
     rotated = keys.get("rope.dimension_count")
@@ -73,12 +75,6 @@ def _vocab_size(file: GGUFFile, keys: Mapping[str, Any]) -> Any:
     """The embedding's rows; the metadata's count is optional."""
     embedding = file.tensors.get("token_embd.weight")
     return keys.get("vocab_size") if embedding is None else embedding.shape[0]
-
-
-def _eos_token_ids(file: GGUFFile) -> list[Any]:
-    """The end-of-sequence token, and the end-of-turn one where the file names it."""
-    found = (file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot"))
-    return list(dict.fromkeys(token for token in found if token is not None))
 
 
 def _rope_scaling(keys: Mapping[str, Any]) -> dict[str, Any] | None:

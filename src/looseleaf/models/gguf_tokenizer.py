@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from looseleaf.models.errors import CorruptModelFile, UnsupportedModel
+from looseleaf.models.gguf_tokens import TokenMetadata
 
 _WORD_BOUNDARY = "\u2581"  # SentencePiece's visible space
 
@@ -67,26 +68,33 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
     Raises:
         UnsupportedModel: an unknown kind of tokenizer or of pre-tokenizer: named, with the known ones.
-        CorruptModelFile: metadata that is missing or contradicts itself.
+        CorruptModelFile: metadata that is missing, of a wrong type, or contradicts itself.
     """
-    model = _require(metadata, "model")
+    entries = TokenMetadata(metadata)
+    model = entries.text("model")
+    if model is None:
+        raise CorruptModelFile("The GGUF file has no tokenizer.ggml.model.", hint="It was written without a tokenizer.")
     if model not in ("gpt2", "llama"):
         raise UnsupportedModel(
             f"The GGUF file's tokenizer is of kind {model!r}, which is not known.",
             hint="Known kinds: gpt2 (byte-level BPE) and llama (SentencePiece BPE).",
         )
-    vocabulary = _vocabulary(metadata)
-    types = _token_types(metadata, len(vocabulary))
+    tokens = entries.texts("tokens")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    if not tokens or len(vocabulary) != len(tokens):
+        raise CorruptModelFile(f"The GGUF file lists {len(tokens)} tokens, {len(vocabulary)} of them different.")
+    types = entries.integers("token_type")
+    if len(types) != len(tokens):
+        raise CorruptModelFile(f"The GGUF file has {len(types)} token types for {len(tokens)} tokens.")
     try:
         if model == "gpt2":
-            tokenizer = _build_byte_level(metadata, vocabulary)
+            tokenizer = _build_byte_level(entries, vocabulary)
         else:
-            tokenizer = _build_sentencepiece(metadata, vocabulary, types)
+            tokenizer = _build_sentencepiece(entries, vocabulary, types)
     except (CorruptModelFile, UnsupportedModel):
         raise
     except Exception as error:  # tokenizers raises bare Exception on merges that do not fit the vocabulary
         raise CorruptModelFile(f"The GGUF file's tokenizer is inconsistent: {error}") from error
-    tokens = list(vocabulary)
     tokenizer.add_special_tokens(
         [
             AddedToken(tokens[i], special=True, normalized=False)
@@ -100,16 +108,16 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _build_byte_level(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> Tokenizer:
-    pre = metadata.get("tokenizer.ggml.pre")
-    if pre not in _PRE_TOKENIZERS:
+def _build_byte_level(entries: TokenMetadata, vocabulary: dict[str, int]) -> Tokenizer:
+    pre = entries.text("pre")
+    if pre is None or pre not in _PRE_TOKENIZERS:
         found = "names no pre-tokenizer" if pre is None else f"splits text as {pre!r}, which is not known"
         raise UnsupportedModel(
             f"The GGUF file's tokenizer {found}.",
             hint=f"Known: {', '.join(sorted(_PRE_TOKENIZERS))}. Convert the model again with a current converter.",
         )
     kind = _PRE_TOKENIZERS[pre]
-    merges = [_merge(merge) for merge in _require(metadata, "merges")]
+    merges = [_merge(merge) for merge in entries.texts("merges")]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind.whole_words))
     if kind.nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -120,15 +128,15 @@ def _build_byte_level(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    _add_bos_and_eos(tokenizer, metadata, adds_bos=kind.adds_bos)
+    _add_bos_and_eos(tokenizer, entries, adds_bos=kind.adds_bos)
     return tokenizer
 
 
-def _build_sentencepiece(metadata: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int]) -> Tokenizer:
-    scores = _require(metadata, "scores")
+def _build_sentencepiece(entries: TokenMetadata, vocabulary: dict[str, int], types: Sequence[int]) -> Tokenizer:
+    scores = entries.numbers("scores")
     if len(scores) != len(vocabulary):
         raise CorruptModelFile(f"The GGUF file has {len(scores)} token scores for {len(vocabulary)} tokens.")
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown = entries.token_id("unknown")
     tokens = list(vocabulary)
     if unknown is not None and not 0 <= unknown < len(tokens):
         raise CorruptModelFile(f"The GGUF file's unknown token id {unknown} is outside its {len(tokens)} tokens.")
@@ -141,7 +149,7 @@ def _build_sentencepiece(metadata: Mapping[str, Any], vocabulary: dict[str, int]
             byte_fallback=True,
         )
     )
-    prefixes_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    prefixes_space = entries.flag("add_space_prefix", True)
     visible_spaces = normalizers.Replace(" ", _WORD_BOUNDARY)
     tokenizer.normalizer = (
         normalizers.Sequence([normalizers.Prepend(_WORD_BOUNDARY), visible_spaces])
@@ -154,7 +162,7 @@ def _build_sentencepiece(metadata: Mapping[str, Any], vocabulary: dict[str, int]
         decoders.Fuse(),
     ]
     tokenizer.decoder = decoders.Sequence([*join, decoders.Strip(" ", 1, 0)] if prefixes_space else join)
-    _add_bos_and_eos(tokenizer, metadata, adds_bos=True)
+    _add_bos_and_eos(tokenizer, entries, adds_bos=True)
     return tokenizer
 
 
@@ -175,10 +183,10 @@ def _merges_by_score(tokens: Sequence[str], scores: Sequence[float], types: Sequ
     ]
 
 
-def _add_bos_and_eos(tokenizer: Tokenizer, metadata: Mapping[str, Any], *, adds_bos: bool) -> None:
-    tokens = metadata["tokenizer.ggml.tokens"]
-    before = _marker(metadata, "bos", tokens) if metadata.get("tokenizer.ggml.add_bos_token", adds_bos) else None
-    after = _marker(metadata, "eos", tokens) if metadata.get("tokenizer.ggml.add_eos_token", False) else None
+def _add_bos_and_eos(tokenizer: Tokenizer, entries: TokenMetadata, *, adds_bos: bool) -> None:
+    tokens = entries.texts("tokens")
+    before = _marker(entries, "bos", tokens) if entries.flag("add_bos_token", adds_bos) else None
+    after = _marker(entries, "eos", tokens) if entries.flag("add_eos_token", False) else None
     if before is None and after is None:
         return
     single = [*([before[0]] if before else []), "$A", *([after[0]] if after else [])]
@@ -187,8 +195,10 @@ def _add_bos_and_eos(tokenizer: Tokenizer, metadata: Mapping[str, Any], *, adds_
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
-def _marker(metadata: Mapping[str, Any], name: str, tokens: Sequence[str]) -> tuple[str, int]:
-    index = _require(metadata, f"{name}_token_id")
+def _marker(entries: TokenMetadata, name: str, tokens: Sequence[str]) -> tuple[str, int]:
+    index = entries.token_id(name)
+    if index is None:
+        raise CorruptModelFile(f"The GGUF file adds a {name} token but has no tokenizer.ggml.{name}_token_id.")
     if not 0 <= index < len(tokens):
         raise CorruptModelFile(f"The GGUF file's {name} token id {index} is outside its {len(tokens)} tokens.")
     return tokens[index], index
@@ -199,27 +209,3 @@ def _merge(merge: str) -> tuple[str, str]:
     if not (left and separator and right) or " " in right:
         raise CorruptModelFile(f"The GGUF file has a malformed merge: {merge!r}.")
     return left, right
-
-
-def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, int]:
-    tokens = _require(metadata, "tokens")
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    if not tokens or len(vocabulary) != len(tokens):
-        raise CorruptModelFile(f"The GGUF file lists {len(tokens)} tokens, {len(vocabulary)} of them different.")
-    return vocabulary
-
-
-def _token_types(metadata: Mapping[str, Any], count: int) -> list[int]:
-    types = _require(metadata, "token_type")
-    if len(types) != count:
-        raise CorruptModelFile(f"The GGUF file has {len(types)} token types for {count} tokens.")
-    return list(types)
-
-
-def _require(metadata: Mapping[str, Any], key: str) -> Any:
-    try:
-        return metadata[f"tokenizer.ggml.{key}"]
-    except KeyError:
-        raise CorruptModelFile(
-            f"The GGUF file has no tokenizer.ggml.{key}.", hint="It was written without its tokenizer, or damaged."
-        ) from None

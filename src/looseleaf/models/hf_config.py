@@ -44,9 +44,13 @@ class Fields:
 
     def number(self, key: str, default: Any = _MISSING) -> float:
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise InvalidModelConfig(f"{key} is {value!r}; a finite number is expected.")
-        return float(value)
+        try:
+            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        except OverflowError:  # a whole number of hundreds of digits
+            number = math.inf
+        if not math.isfinite(number):
+            raise InvalidModelConfig(f"{key} is {value!r:.40}; a finite number is expected.")
+        return number
 
     def boolean(self, key: str, default: bool) -> bool:
         value = self._get(key, default)

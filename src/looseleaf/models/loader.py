@@ -8,13 +8,15 @@ import torch
 
 from looseleaf.models.config import ModelConfig
 from looseleaf.models.decoder import CausalLM
-from looseleaf.models.errors import ModelNotFound, UnsupportedModel
+from looseleaf.models.errors import UnsupportedModel
 from looseleaf.models.gguf_config import config_from_gguf
 from looseleaf.models.gguf_file import GGUFFile
 from looseleaf.models.gguf_weights import GGUFWeights
 from looseleaf.models.hf_config import config_from_hf
 from looseleaf.models.json_file import read_json_object
+from looseleaf.models.model_files import find_model
 from looseleaf.models.safetensors_weights import SafetensorsWeights
+from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.models.weights import load_weights
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -22,8 +24,8 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 def load_config(path: Path) -> ModelConfig:
     """The configuration of the model at `path`, without its weights. Raises as `load_model` does."""
-    gguf = _gguf_file(path)
-    return config_from_hf(read_json_object(path / "config.json")) if gguf is None else config_from_gguf(GGUFFile(gguf))
+    found = find_model(path)
+    return _folder_config(found) if found.is_dir() else config_from_gguf(GGUFFile(found))
 
 
 def load_model(path: Path, dtype: torch.dtype) -> tuple[CausalLM, ModelConfig]:
@@ -33,31 +35,37 @@ def load_model(path: Path, dtype: torch.dtype) -> tuple[CausalLM, ModelConfig]:
     `ModelError`: `ModelNotFound`, `CorruptModelFile`, `InvalidModelConfig`, `UnsupportedModel` or
     `WeightsMismatch`.
     """
+    _check_dtype(dtype)
+    found = find_model(path)
+    model = _from_folder(found, dtype) if found.is_dir() else _from_gguf(GGUFFile(found), dtype)
+    return model, model.config
+
+
+def load_model_and_tokenizer(path: Path, dtype: torch.dtype) -> tuple[CausalLM, Tokenizer]:
+    """What `load_model` loads, and the tokenizer that lies with it; a GGUF file is read once for both."""
+    _check_dtype(dtype)
+    found = find_model(path)
+    if found.is_dir():
+        tokenizer = Tokenizer.from_folder(found)  # before the weights: it fails sooner
+        return _from_folder(found, dtype), tokenizer
+    file = GGUFFile(found)
+    tokenizer = Tokenizer.from_gguf(file)
+    return _from_gguf(file, dtype), tokenizer
+
+
+def _from_folder(folder: Path, dtype: torch.dtype) -> CausalLM:
+    return load_weights(_folder_config(folder), dtype, SafetensorsWeights(folder))
+
+
+def _from_gguf(file: GGUFFile, dtype: torch.dtype) -> CausalLM:
+    config = config_from_gguf(file)
+    return load_weights(config, dtype, GGUFWeights(file, config))
+
+
+def _folder_config(folder: Path) -> ModelConfig:
+    return config_from_hf(read_json_object(folder / "config.json"))
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
     if dtype not in _DTYPES:
         raise UnsupportedModel(f"The dtype {dtype} is not supported.", hint="Known: float32, bfloat16.")
-    gguf = _gguf_file(path)
-    if gguf is None:
-        config = config_from_hf(read_json_object(path / "config.json"))
-        return load_weights(config, dtype, SafetensorsWeights(path)), config
-    file = GGUFFile(gguf)
-    config = config_from_gguf(file)
-    return load_weights(config, dtype, GGUFWeights(file, config)), config
-
-
-def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that `path` is or holds; None for a Hugging Face folder."""
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise ModelNotFound(f"There is no file or folder {path}.")
-    if (path / "config.json").is_file():
-        return None
-    files = sorted(path.glob("*.gguf"))
-    if len(files) == 1:
-        return files[0]
-    if files:
-        raise ModelNotFound(
-            f"{path} holds {len(files)} GGUF files: {', '.join(file.name for file in files[:5])}.",
-            hint="Name the one to load.",
-        )
-    raise ModelNotFound(f"{path} is not a model folder: it holds neither config.json nor a .gguf file.")

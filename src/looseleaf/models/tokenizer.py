@@ -11,8 +11,10 @@ import tokenizers
 from looseleaf.errors import InvalidRequest
 from looseleaf.models.chat_template import ChatTemplate, ChatTemplates, Message
 from looseleaf.models.detokenizer import IncrementalDetokenizer, detokenizer_factory
+from looseleaf.models.errors import CorruptModelFile
 from looseleaf.models.gguf_file import GGUFFile
 from looseleaf.models.gguf_tokenizer import build_gguf_tokenizer
+from looseleaf.models.gguf_tokens import TokenMetadata
 from looseleaf.models.tokenizer_files import TokenizerFiles
 
 
@@ -21,8 +23,6 @@ class Tokenizer:
 
     Attributes:
         special_tokens: by role (`"bos_token"`, `"eos_token"`, …), the text of each special token that has one.
-        special_ids: every id that decoding skips by default.
-        bos_token_id: None where the model has none.
         eos_token_ids: the ids that end a generation, in the model's own order; empty where it names none.
         chat_templates: empty for a model without one.
     """
@@ -41,9 +41,7 @@ class Tokenizer:
         self._backend = backend
         self._detokenizer = detokenizer_factory(backend)
         self.special_tokens = dict(special_tokens or {})
-        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
-        self.bos_token_id = self._id_of_role("bos_token")
-        eos = self._id_of_role("eos_token")
+        eos = backend.token_to_id(self.special_tokens["eos_token"]) if "eos_token" in self.special_tokens else None
         self.eos_token_ids = tuple(eos_token_ids) or (() if eos is None else (eos,))
         self.chat_templates = ChatTemplates(chat_templates or {}, self.special_tokens)
 
@@ -75,33 +73,26 @@ class Tokenizer:
 
         Raises:
             ModelNotFound: no such file.
-            CorruptModelFile: a damaged file, or tokenizer metadata that contradicts itself.
+            CorruptModelFile: a damaged file, or metadata of a wrong type or that contradicts itself.
             UnsupportedModel: a kind of tokenizer or pre-tokenizer that is not known.
         """
         metadata = (file if isinstance(file, GGUFFile) else GGUFFile(file)).metadata
-        tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
         backend = build_gguf_tokenizer(metadata)
-
-        def id_of(name: str) -> int | None:
-            index = metadata.get(f"tokenizer.ggml.{name}_token_id")
-            return index if isinstance(index, int) and 0 <= index < len(tokens) else None
-
-        roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-        ids = {f"{role}_token": id_of(name) for role, name in roles.items()}
-        # The end of a turn and of a message end a generation as the end of the sequence does.
-        ends = dict.fromkeys(index for name in ("eos", "eot", "eom") if (index := id_of(name)) is not None)
-        template = metadata.get("tokenizer.chat_template")
+        entries = TokenMetadata(metadata)
+        tokens = entries.texts("tokens")
+        ends = entries.end_token_ids()
+        if outside := [index for index in ends if not 0 <= index < len(tokens)]:
+            raise CorruptModelFile(f"The GGUF file's end tokens {outside} are outside its {len(tokens)} tokens.")
+        roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+        ids = {role: entries.token_id(name) for role, name in roles.items()}
+        template = entries.chat_template()
         return cls(
             backend,
-            special_tokens={role: tokens[index] for role, index in ids.items() if index is not None},
-            eos_token_ids=tuple(ends),
+            # A role outside the vocabulary is one that no token has; only the ends above decide anything.
+            special_tokens={role: tokens[i] for role, i in ids.items() if i is not None and 0 <= i < len(tokens)},
+            eos_token_ids=ends,
             chat_templates={"default": template} if template else {},
         )
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens, added ones included. The model's own vocabulary may be padded beyond it."""
-        return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. The text of a special token becomes that token, as in transformers.
@@ -149,18 +140,3 @@ class Tokenizer:
         """
         template: ChatTemplate = self.chat_templates.choose(with_tools=bool(tools))
         return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
-
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **variables: Any,
-    ) -> list[int]:
-        """Token ids of `apply_chat_template`: the template writes every special token, none is added."""
-        prompt = self.apply_chat_template(messages, tools, add_generation_prompt, **variables)
-        return self.encode(prompt, add_special_tokens=False)
-
-    def _id_of_role(self, role: str) -> int | None:
-        token = self.special_tokens.get(role)
-        return None if token is None else self._backend.token_to_id(token)

@@ -47,7 +47,11 @@ class TokenizerFiles:
         return {role: text for role, text in found.items() if text is not None}
 
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The ids that end a generation: of the generation configuration, else of the model's; or none named."""
+        """The ids that end a generation: of the generation configuration, else of the model's; or none named.
+
+        They are held against the vocabulary that config.json claims, if it does; the weights may still differ.
+        """
+        vocab_size = self._read_json("config.json").get("vocab_size")
         for name in ("generation_config.json", "config.json"):
             ids = self._read_json(name).get("eos_token_id")
             if ids is None:
@@ -55,6 +59,11 @@ class TokenizerFiles:
             listed = ids if isinstance(ids, list) else [ids]
             if not all(type(index) is int and index >= 0 for index in listed):
                 raise CorruptModelFile(f"{self._folder / name}: eos_token_id is {ids!r}, not token ids.")
+            if isinstance(vocab_size, int) and any(index >= vocab_size for index in listed):
+                raise CorruptModelFile(
+                    f"{self._folder / name}: eos_token_id is {ids!r}, outside the vocabulary of {vocab_size}.",
+                    hint="The files are of different models.",
+                )
             return tuple(listed)
         return ()
 
@@ -118,6 +127,8 @@ class TokenizerFiles:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise CorruptModelFile(f"{path} is not UTF-8 text: {error}") from error
+        except OSError as error:
+            raise CorruptModelFile(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _token_text(token: Any) -> str | None:
