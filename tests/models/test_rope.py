@@ -89,6 +89,27 @@ def test_scores_depend_on_distance_alone_and_lengths_are_kept(query, key, shift)
     torch.testing.assert_close(rotated(q, query).norm(), q.norm())
 
 
+def test_a_table_costs_what_is_asked_for_and_not_what_is_claimed():
+    table = RotaryTable(HEAD_DIM, 1 << 24, 10_000.0, None, torch.float32)
+    assert len(table._table) == 0
+    table.at(torch.tensor([5, 700]))
+    assert len(table._table) <= 1024
+    table.at(torch.tensor([20_000]))
+    assert len(table._table) < 32_000
+
+
+@given(asked=st.lists(st.integers(0, MAX_POSITIONS - 1), min_size=1, max_size=6))
+@settings(max_examples=50, deadline=None)
+def test_a_rotation_does_not_depend_on_what_was_asked_for_before(asked):
+    whole = RotaryTable(HEAD_DIM, MAX_POSITIONS, 10_000.0, None, torch.bfloat16)
+    expected = whole.at(torch.arange(MAX_POSITIONS))
+    growing = RotaryTable(HEAD_DIM, MAX_POSITIONS, 10_000.0, None, torch.bfloat16)
+    for position in asked:
+        rotation = growing.at(torch.tensor([position]))
+        assert torch.equal(rotation.cos[0], expected.cos[position])
+        assert torch.equal(rotation.signed_sin[0], expected.signed_sin[position])
+
+
 def test_divisors_divide_the_frequencies():
     divisors = tuple(float(i) for i in range(1, HEAD_DIM // 2 + 1))
     scaled = FrequencyDivisors(divisors).frequencies(HEAD_DIM, 10_000.0)

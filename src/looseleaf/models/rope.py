@@ -82,6 +82,8 @@ class FrequencyDivisors:
         return plain_frequencies(head_dim, theta) / torch.tensor(self.divisors, dtype=torch.float32)
 
 
+_ROWS_PER_PIECE = 1024
+
 RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling | FrequencyDivisors
 
 
@@ -99,9 +101,10 @@ class Rotation(NamedTuple):
 
 
 class RotaryTable:
-    """Cosines and sines of every position, computed once in float32 and kept in the model's dtype.
+    """Cosines and sines by position, computed in float32 and kept in the model's dtype.
 
-    One table for all steps also makes a position's rotation bitwise the same in every batch.
+    One table for all steps makes a position's rotation bitwise the same in every batch. It grows with the positions
+    that are asked for: the `max_positions` of a configuration are a claim, and may be millions.
     """
 
     def __init__(
@@ -114,13 +117,26 @@ class RotaryTable:
         device: torch.device | None = None,
     ) -> None:
         frequencies = scaling.frequencies(head_dim, theta) if scaling else plain_frequencies(head_dim, theta)
-        attention_factor = scaling.attention_factor if scaling else 1.0
-        self._table = torch.empty(max_positions, head_dim, dtype=dtype, device=device)
-        angles = torch.arange(max_positions, dtype=torch.float32, device=device)[:, None] * frequencies.to(device)
-        self._table[:, : head_dim // 2] = angles.cos().mul_(attention_factor)
-        self._table[:, head_dim // 2 :] = angles.sin().mul_(attention_factor)
+        self._frequencies = frequencies.to(device)
+        self._attention_factor = scaling.attention_factor if scaling else 1.0
+        self._max_positions = max_positions
+        self._table = torch.empty(0, head_dim, dtype=dtype, device=device)
 
     def at(self, positions: Tensor) -> Rotation:
-        """The rotations of `positions` (int64 `[T]`)."""
+        """The rotations of `positions` (int64 `[T]`, all below `max_positions`)."""
+        longest = int(positions.max()) + 1
+        if longest > len(self._table):
+            self._grow(longest)
         cos, sin = self._table[positions].unsqueeze(1).chunk(2, dim=-1)
         return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+
+    def _grow(self, length: int) -> None:
+        """To twice the size or more; by the same pieces whatever was asked for before, so that the bits are too."""
+        rows = min(max(length, 2 * len(self._table)), self._max_positions)
+        pieces = [self._table]
+        for start in range(len(self._table), rows, _ROWS_PER_PIECE):
+            positions = torch.arange(start, start + _ROWS_PER_PIECE, dtype=torch.float32, device=self._table.device)
+            angles = positions[:, None] * self._frequencies
+            both = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(self._attention_factor)
+            pieces.append(both.to(self._table.dtype))
+        self._table = torch.cat(pieces)
