@@ -77,6 +77,38 @@ def test_the_table(cli: Cli, tiny: list[str], workload: Path) -> None:
     assert all(len(line) <= 80 for line in output.splitlines())
 
 
+def test_a_run_with_failed_answers_is_marked(
+    cli: Cli, tiny: list[str], workload: Path, not_numbers_at: Callable[[int], None]
+) -> None:
+    options = ["--test", "samples", "--test", "prefix", "--quiet"]
+    after_warmup = 8 + 2
+    not_numbers_at(after_warmup)
+    code, output, errors = cli("bench", workload, *tiny, *options)
+    assert code == 1
+    assert re.findall("answers that failed +([0-9])", output) == ["4", "0"]
+    assert errors.startswith("4 answers of 6 failed: ")
+    not_numbers_at(after_warmup)
+    code, output, errors = cli("bench", workload, *tiny, *options, "--json")
+    assert code == 1
+    runs = {name: test["allocators"]["paged"] for name, test in json.loads(output).items()}
+    assert [runs[name][0]["failed_answers"] for name in ("samples", "prefix")] == [4, 0]
+    assert errors.startswith("4 answers of 6 failed: ")
+
+
+def test_names_of_tests_are_printed_as_they_are(cli: Cli, tiny: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({"[red]a[/b]": [request(4, 4)]}))
+    code, output, _ = cli("bench", path, *tiny)
+    assert code == 0
+    assert "[red]a[/b]: 1 requests × 1" in output
+
+
+def test_help_shows_the_format_whole(cli: Cli) -> None:
+    text = " ".join(cli("bench", "--help")[1].replace("│", " ").split())
+    for part in ('{"prompt": [token ids], "n_out": 16}', '{"prefix": [ids], "suffixes": [[ids], …], "n_out": 32}'):
+        assert part in text
+
+
 def test_a_file_whose_requests_never_fit_is_refused_before_anything_runs(
     cli: Cli, tiny: list[str], tmp_path: Path
 ) -> None:
@@ -90,6 +122,7 @@ def test_a_file_whose_requests_never_fit_is_refused_before_anything_runs(
 GOOD = {"prompt": [1, 2], "n_out": 3}
 MALFORMED = [
     ("not json", "no JSON"),
+    ("[" * 100_000, "no JSON"),
     ("[]", "no JSON object"),
     ("{}", "no tests"),
     ('{"warmup": []}', "no tests"),

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from looseleaf import LLM, SamplingParams
+from looseleaf.cli.command import BROKEN_PIPE
 from looseleaf.cli.conversation import Conversation
 from looseleaf.cli.interrupt import Interrupt
 from looseleaf.errors import RequestTooLarge
@@ -24,6 +25,7 @@ from tiny_model import tiny_engine, tiny_model, write_tiny_folder
 Cli = Callable[..., tuple[int, str, str]]
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+PROGRAM = "from looseleaf.cli.main import main; main()"
 
 
 def test_each_turn_sees_those_before_it(tiny_folder: Path) -> None:
@@ -86,14 +88,25 @@ def test_a_question_that_never_fits_changes_nothing() -> None:
     assert list(conversation.ask("go on"))
 
 
-def test_interrupt_asks_once_and_insists_the_second_time() -> None:
+def test_an_answer_can_be_stopped_between_the_chunks_of_its_question() -> None:
+    engine = tiny_engine(tiny_model(), max_num_batched_tokens=8)
+    conversation = Conversation(engine, GREEDY, None)
+    pieces = conversation.ask("a question of many chunks")
+    assert next(pieces) == next(pieces) == ""
+    pieces.close()
+    assert conversation.cost.output_tokens == 0
+    assert engine.memory.num_free_blocks == engine.memory.num_blocks
+    assert not engine.has_unfinished()
+    assert "".join(conversation.ask("again"))
+
+
+def test_interrupt_only_asks_however_often() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Interrupt() as interrupt:
         assert not interrupt.requested
-        signal.raise_signal(signal.SIGINT)
-        assert interrupt.requested
-        with pytest.raises(KeyboardInterrupt):
+        for _ in range(3):
             signal.raise_signal(signal.SIGINT)
+            assert interrupt.requested
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -114,6 +127,28 @@ def test_a_piped_chat(cli: Cli, tiny: list[str], tiny_folder: Path) -> None:
     assert "forgotten" in errors
 
 
+def test_an_answer_that_fails_is_reported_and_the_chat_goes_on(
+    cli: Cli, tiny: list[str], not_numbers_at: Callable[[int], None]
+) -> None:
+    not_numbers_at(3)
+    options = ["--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
+    code, _, errors = cli("chat", *tiny, *options, stdin="one\ntwo\n")
+    assert code == 0
+    assert re.findall(r"^(\d) tokens, ", errors, re.MULTILINE) == ["2", "6"]
+    assert errors.count("error: The answer failed: ") == 1
+
+
+def test_a_piped_line_that_is_no_text_is_reported_and_passed_over(tiny: list[str]) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "chat", *tiny, "--quiet", "--temperature", "0", "--max-tokens", "4"],
+        input=b"\xef\xbb\xbf/reset\nodd \xff\n/exit\nnever\n",
+        capture_output=True,
+        check=True,
+    )
+    assert process.stdout == b""
+    assert b"error: Line 2 of standard input is no UTF-8 text: byte 4 is wrong." in process.stderr
+
+
 def test_a_model_without_a_template_cannot_chat(cli: Cli, tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "model")
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
@@ -125,10 +160,12 @@ def test_a_model_without_a_template_cannot_chat(cli: Cli, tmp_path: Path) -> Non
 class Terminal:
     """A program on a terminal of its own, where Ctrl-C is a key."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], *, stdout: Path | None = None) -> None:
         self.pid, self._keyboard = pty.fork()
         if self.pid == 0:
             os.environ["TERM"] = "dumb"
+            if stdout is not None:
+                os.dup2(os.open(stdout, os.O_CREAT | os.O_WRONLY), 1)
             os.execv(sys.executable, [sys.executable, *arguments])
         self.screen = ""
 
@@ -160,9 +197,8 @@ class Terminal:
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "model", tiny_model(max_position_embeddings=100_000))
-    program = "from looseleaf.cli.main import main; main()"
     options = ["--dtype", "float32", "--kv-cache-memory", "20MB", "--temperature", "0", "--ignore-eos"]
-    terminal = Terminal(["-c", program, "chat", "--model", str(folder), *options, "--max-tokens", "30000"])
+    terminal = Terminal(["-c", PROGRAM, "chat", "--model", str(folder), *options, "--max-tokens", "30000"])
     terminal.wait_for("> ")
     for question in ("first", "second"):
         terminal.type(f"{question}\r")
@@ -183,10 +219,40 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
     assert terminal.exit_code() == 0
 
 
+def test_ctrl_c_stops_the_reading_of_a_long_question(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "model", tiny_model(max_position_embeddings=100_000))
+    options = ["--dtype", "float32", "--kv-cache-memory", "30MB", "--max-num-batched-tokens", "8", "--max-tokens", "5"]
+    terminal = Terminal(["-c", PROGRAM, "chat", "--model", str(folder), *options, "--system", "x" * 60_000])
+    terminal.wait_for("> ")
+    for keys in ("\x03", "\x03\x03"):
+        terminal.type("hello\r")
+        terminal.wait_for("hello\r\n")
+        time.sleep(0.3)  # into the chunks; much too short to read them all
+        terminal.type(keys)
+        terminal.wait_for("stopped; 0 tokens; up to")
+        terminal.wait_for("> ")
+    terminal.type("/exit\r")
+    assert terminal.exit_code() == 0
+
+
+def test_the_prompt_does_not_get_among_redirected_answers(tiny: list[str], tmp_path: Path) -> None:
+    answers = tmp_path / "answers"
+    options = ["--quiet", "--temperature", "0", "--max-tokens", "4", "--ignore-eos"]
+    terminal = Terminal(["-c", PROGRAM, "chat", *tiny, *options], stdout=answers)
+    terminal.wait_for("> ")
+    terminal.type("hello\r")
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.exit_code() == 0
+    answer = LLM(tiny[1], dtype="float32", kv_cache_memory="128KB").chat(
+        [{"role": "user", "content": "hello"}], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    )
+    assert answers.read_text() == answer.outputs[0].text + "\n"
+
+
 def test_a_chat_whose_reader_leaves_ends_quietly(tiny: list[str]) -> None:
-    program = "from looseleaf.cli.main import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", program, "chat", *tiny, "--quiet", "--max-tokens", "20"],
+        [sys.executable, "-c", PROGRAM, "chat", *tiny, "--quiet", "--max-tokens", "20"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -195,5 +261,5 @@ def test_a_chat_whose_reader_leaves_ends_quietly(tiny: list[str]) -> None:
     assert process.stdout is not None
     process.stdout.close()
     _, errors = process.communicate("hi\n" * 3)
-    assert process.returncode not in (0, 2)
+    assert process.returncode == BROKEN_PIPE
     assert errors == ""

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, SamplingParams
+from looseleaf.cli.command import BROKEN_PIPE
+from looseleaf.cli.prompt_input import gather_prompts
+from looseleaf.memory.factory import ALLOCATORS
 from looseleaf.models.decoder import CausalLM
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -88,12 +91,14 @@ def test_prompts_may_be_piped_and_notes_silenced(cli: Cli, tiny: list[str]) -> N
         assert [line for line in output.splitlines() if line.startswith("[")] == ["[1] one", "[2] two"]
 
 
-def test_an_allocator_changes_no_token(cli: Cli, tiny: list[str]) -> None:
-    outputs = {
-        cli("generate", *tiny, *SHORT, "--prompt", "a", "-n", 3, "--allocator", name)[1]
-        for name in ("paged", "contiguous-max", "contiguous-pow2", "contiguous-oracle")
-    }
-    assert len(outputs) == 1
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_an_allocator_changes_no_token(allocator: str, cli: Cli, tiny: list[str], llm: LLM) -> None:
+    options = ["--raw", "--prompt", "a", "-n", 3, "--seed", 5, "--json", "--allocator", allocator]
+    code, output, _ = cli("generate", *tiny, *SHORT, *options)
+    assert code == 0
+    (expected,) = llm.generate("a", SamplingParams(max_tokens=6, ignore_eos=True, n=3, seed=5))
+    assert tokens(json.loads(output)) == [sample.token_ids for sample in expected.outputs]
+    assert len({tuple(sample.token_ids) for sample in expected.outputs}) > 1
 
 
 BAD = [
@@ -139,6 +144,10 @@ def test_bad_input_is_explained_and_nothing_runs(
     ("content", "message"),
     [
         ("", "no prompt"),
+        ('{"prompt": "a"\nplain', "line 1 of standard input is no JSON"),
+        (' {"prompt"', "begins with"),
+        ('{"prompt": ' + "[" * 100_000, "line 1 of standard input is no JSON"),
+        (b"odd \xff", "standard input is no UTF-8 text: byte 4"),
         ("\n \n", "no prompt"),
         ('{"prompt": "a"}\nplain', "line 2 of standard input is no JSON"),
         ('{"prompt": "a", "temperature": 1}', "the keys prompt, temperature"),
@@ -151,10 +160,34 @@ def test_bad_input_is_explained_and_nothing_runs(
         ('{"prompt": [1, "a"]}', "'a', a str"),
     ],
 )
-def test_bad_prompts_are_explained(content: str, message: str, cli: Cli, tiny: list[str]) -> None:
+def test_bad_prompts_are_explained(content: str | bytes, message: str, cli: Cli, tiny: list[str]) -> None:
     code, output, errors = cli("generate", *tiny, "--file", "-", stdin=content)
     assert (code, output) == (2, "")
     assert message in errors
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
+def test_only_line_feeds_end_a_prompt(ending: str, bom: bytes, tmp_path: Path) -> None:
+    prompts = ["one\u2028still one", "two\u0085\u2029", "three\v\f\x1c\x1d", "four\rfour"]
+    file = tmp_path / "prompts"
+    file.write_bytes(bom + ending.join([*prompts, "", ""]).encode())
+    assert gather_prompts((), str(file)) == prompts
+    lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
+    file.write_bytes(bom + ending.join(lines).encode())
+    assert gather_prompts((), str(file)) == prompts
+
+
+def test_an_answer_that_failed_does_not_pass_for_one(
+    cli: Cli, tiny: list[str], not_numbers_at: Callable[[int], None]
+) -> None:
+    not_numbers_at(3)
+    prompts = ["--prompt", "a", "--prompt", "b", "--max-num-seqs", "1", "--json"]
+    code, output, errors = cli("generate", *tiny, *GREEDY, *prompts, "--quiet")
+    assert code == 1
+    finished = [json.loads(line)["outputs"][0] for line in output.splitlines()]
+    assert [(each["finish_reason"], len(each["token_ids"])) for each in finished] == [("error", 2), ("length", 6)]
+    assert errors.startswith("1 answer of 2 failed: ")
 
 
 def failing_at(call: int, error: BaseException, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,14 +224,17 @@ def test_an_unexpected_error_is_exit_code_1(cli: Cli, tiny: list[str], monkeypat
     assert "Traceback" in errors
 
 
-def test_a_reader_that_leaves_early_is_no_error_message() -> None:
+@pytest.mark.parametrize("options", [[], ["--json"], ["--prompt", "b"]], ids=["text", "json", "titled"])
+def test_a_reader_that_leaves_early_is_no_error_message(options: list[str], tiny: list[str]) -> None:
     program = "from looseleaf.cli.main import main\nmain()"
     process = subprocess.Popen(
-        [sys.executable, "-c", program, "models", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", program, "generate", *tiny, *SHORT, "--prompt", "a", "--quiet", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
     with process.stderr:
         assert process.stderr.read() == b""
-    assert process.wait() != 0
+    assert process.wait() == BROKEN_PIPE

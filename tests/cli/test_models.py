@@ -14,18 +14,25 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 def test_the_list_and_where_models_lie(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("LOOSELEAF_CACHE", str(tmp_path))
+    cache = tmp_path / "[bold]cache"
+    monkeypatch.setenv("LOOSELEAF_CACHE", str(cache))
+    monkeypatch.setattr("looseleaf.models.store.installed_file", lambda _model: None)
     code, output, _ = cli("models", "--json")
     assert code == 0
     models = json.loads(output)
     assert [model["alias"] for model in models] == [known.alias for known in list_models()]
-    assert all(not model["cached"] and model["path"].startswith(str(tmp_path)) for model in models)
+    assert all(not model["cached"] and model["path"].startswith(str(cache)) for model in models)
     code, output, _ = cli("models")
     assert code == 0
     for known in list_models():
         assert known.alias in output
         assert known.licence in output
     assert "no" in output.split()
+    monkeypatch.setattr("looseleaf.models.store.has_size", lambda _path, _size: True)
+    code, output, _ = cli("models")
+    assert code == 0
+    assert "yes" in output.split()
+    assert all(f"{known.alias}: {known.path}" in output for known in list_models())
 
 
 def test_fetch_prints_the_path(cli: Cli, tiny_folder: Path) -> None:

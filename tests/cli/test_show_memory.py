@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from looseleaf.cli.memory_drawing import BARS, draw
 from looseleaf.cli.show_memory import Watched, run
 from looseleaf.engine.engine import Engine
+from looseleaf.kernels.reference import ReferenceKVCache
 from looseleaf.memory.factory import ALLOCATORS
 from looseleaf.memory.manager import BlockManager
 from tiny_model import tiny_engine, tiny_model
@@ -131,7 +132,25 @@ def test_the_command_draws_the_steps_asked_for(cli: Cli, tiny: list[str]) -> Non
     assert re.findall(r"After step (\d+): 96 blocks × 4 slots, paged, 6 sequences", output) == ["1", "2", "9"]
     assert "×4" in output
     assert "\x1b" not in output
-    assert "KV cache: 96 blocks × 4 tokens" in errors
+    assert errors.count("KV cache: ") == errors.count("KV cache: 96 blocks × 4 tokens") == 1
+
+
+def test_the_pool_is_no_larger_than_what_is_drawn(cli: Cli, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[int] = []
+
+    def recorded(**sizes: Any) -> ReferenceKVCache:
+        pools.append(sizes["num_blocks"])
+        return ReferenceKVCache(**sizes)
+
+    monkeypatch.setattr("looseleaf.engine.engine.ReferenceKVCache", recorded)
+    assert build(cli, tiny, "--blocks", "20", "--max-model-len", "200", "--prompt", "a", "--max-tokens", "4")[0] == 0
+    assert pools == [20]
+
+
+def test_n_is_the_number_of_samples_of_the_built_in_story_too(cli: Cli, tiny: list[str]) -> None:
+    code, output, _ = build(cli, tiny, "--n", "2", "--steps", "1", "--blocks", "96", "--json")
+    assert code == 0
+    assert len(json.loads(output)[0]["sequences"]) == 2 + 2
 
 
 def test_json_tells_the_same(cli: Cli, tiny: list[str]) -> None:
@@ -161,6 +180,11 @@ def test_the_animation_ends_with_the_last_frame(cli: Cli, tiny: list[str]) -> No
         (["--steps", "x"], "no list of steps"),
         (["--steps", "0"], "no list of steps"),
         (["--steps", ""], "no list of steps"),
+        (["--watch", "--json"], "Choose one"),
+        (["--watch", "--delay", "nan"], "--delay is nan"),
+        (["--watch", "--delay", "inf"], "--delay is inf"),
+        (["--watch", "--delay", "-1"], "--delay is -1"),
+        (["--blocks", str(10**9)], "free"),
         (["--blocks", "3", "--prompt", "long enough to fail"], "12"),
         (["--prompt", "a", "--n", "99"], "99 samples"),
         (["--prompt", "a", "--n", "60", "--max-num-seqs", "99"], "More than 52 sequences"),

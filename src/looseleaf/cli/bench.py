@@ -14,6 +14,7 @@ from rich.table import Table
 
 from looseleaf.cli.command import command
 from looseleaf.cli.consoles import stdout, write
+from looseleaf.cli.failed_answers import exit_if_any_failed, failures
 from looseleaf.cli.options import MEMORY, EngineOptions, OutputOptions
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ def register(app: typer.Typer) -> None:
 def bench(
     engine: EngineOptions,
     output: OutputOptions,
-    workload: Annotated[
-        Path, typer.Argument(help="JSON: tests by name, each a list of draws; see the end of this page.")
-    ],
+    workload: Annotated[Path, typer.Argument(help="JSON: tests by name, each a list of draws, as described above.")],
     test: Annotated[list[str] | None, typer.Option(help="A test of the file; may be repeated. Default: all.")] = None,
     runs: Annotated[int, typer.Option(help="Draws of each test that are run.", min=1)] = 3,
     max_requests: Annotated[
@@ -50,15 +49,15 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Measure throughput and use of memory on a workload file.
+    r"""Measure throughput and use of memory on a workload file.
 
         looseleaf bench workload.json --test T3 --allocator paged --allocator contiguous-max
 
     All requests of a draw arrive at once; each gets exactly its number of tokens. Allocators take turns draw by
     draw, so that a machine that slows down slows all of them.
 
-    The file: {"T3": [DRAW, …], "warmup": [REQUEST, …]}. A REQUEST is {"prompt": [token ids], "n_out": 16} with "n"
-    and "temperature" if wanted; a DRAW is a request, a list of them, or {"prefix": [ids], "suffixes": [[ids], …],
+    The file: {"T3": [DRAW, …], "warmup": [REQUEST, …]}. A REQUEST is {"prompt": \[token ids], "n_out": 16} with "n"
+    and "temperature" if wanted; a DRAW is a request, a list of them, or {"prefix": \[ids], "suffixes": [\[ids], …],
     "n_out": 32}.
     """
     from looseleaf.engine.llm import load_engine, progress_bar
@@ -82,9 +81,10 @@ def bench(
             results[name] = run_test(engines, draws, advance)
     if output.json:
         write(json.dumps({name: as_json(of_test) for name, of_test in results.items()}, indent=2) + "\n")
-        return
-    for name, of_test in results.items():
-        print_table(name, of_test)
+    else:
+        for name, of_test in results.items():
+            print_table(name, of_test)
+    exit_if_any_failed(run for of_test in results.values() for each in of_test.values() for run in each)
 
 
 def _siblings(first: Engine, configs: Sequence[Any]) -> Iterator[Engine]:
@@ -93,18 +93,14 @@ def _siblings(first: Engine, configs: Sequence[Any]) -> Iterator[Engine]:
 
     yield first
     for config in configs[1:]:
-        engine = Engine(first.model, first.tokenizer, config, first.pool)
-        engine.kv_cache = first.kv_cache
-        yield engine
+        yield Engine(first.model, first.tokenizer, config, first.pool, kv_cache=first.kv_cache)
 
 
 def _check(engine: Engine, tests: dict[str, list[list[WorkloadRequest]]]) -> None:
     """Refuse what can never run before anything is measured."""
-    from looseleaf.engine.workload import read_requests
-
     for name, draws in tests.items():
         for draw, requests in enumerate(draws):
-            read_requests(engine, requests, f"{name}[{draw}]")
+            engine.read_requests(requests, f"{name}[{draw}]")
 
 
 def _warm_up(engine: Engine, requests: Sequence[WorkloadRequest]) -> None:
@@ -143,6 +139,7 @@ def as_json(runs: Runs) -> dict[str, Any]:
 def _run_as_json(run: WorkloadRun) -> dict[str, Any]:
     return {
         "requests": len(run.outputs),
+        "failed_answers": len(failures(run)),
         "seconds": run.seconds,
         "prompt_tokens": run.prompt_tokens,
         "output_tokens": run.output_tokens,
@@ -171,7 +168,7 @@ def print_table(test: str, runs: Runs) -> None:
         column.justify = "right"
     for label, figure, shape in FIGURES:
         table.add_row(label, *(_spread([figure(run) for run in each], shape) for each in runs.values()))
-    stdout().print(table)
+    stdout().print(table, markup=False)  # the file's author named the test
     if len(runs) > 1:
         alike = (
             "All allocators gave the same tokens." if same_tokens(runs) else "[red]The allocators' tokens differ.[/]"
@@ -192,6 +189,7 @@ FIGURES: tuple[tuple[str, Callable[[WorkloadRun], float | None], str], ...] = (
     ("blocks at most", lambda run: run.pool.peak_blocks, ",.0f"),
     ("preemptions", lambda run: run.preemptions, ",.0f"),
     ("steps", lambda run: run.steps, ",.0f"),
+    ("answers that failed", lambda run: len(failures(run)), ",.0f"),
 )
 
 

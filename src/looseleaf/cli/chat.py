@@ -49,7 +49,7 @@ def chat(
     loaded.tokenizer.chat_templates.choose(with_tools=False)  # raises at once if the model has none
     conversation = Conversation(loaded, params, system)
     note(COMMANDS)
-    for line in typed_lines():
+    for line in typed_lines() if sys.stdin.isatty() else piped_lines():
         if line == "/exit":
             return
         if line == "/reset":
@@ -63,27 +63,40 @@ def chat(
 
 def typed_lines() -> Iterator[str]:
     """What the user types, until Ctrl-D or Ctrl-C twice in a row."""
-    interactive = sys.stdin.isatty()
-    if interactive:
-        with suppress(ImportError):
-            import readline  # noqa: F401  (gives input() its line editing and history)
+    with suppress(ImportError):
+        import readline  # noqa: F401  (gives input() its line editing and history)
+    prompt = "> " if sys.stdout.isatty() else ""
     interrupted = False
     while True:
+        if not prompt:  # input() would write it among the answers
+            sys.stderr.write("> ")
+            sys.stderr.flush()
         try:
-            line = input("> " if interactive else "").strip()
+            line = input(prompt).strip()
         except EOFError:
-            if interactive:
-                write("\n")
+            sys.stderr.write("\n")
             return
         except KeyboardInterrupt:
-            write("\n")
+            sys.stderr.write("\n")
             if interrupted:
                 return
             interrupted = True
             note("Press Ctrl-C again to leave, or go on.")
             continue
+        except UnicodeDecodeError as error:
+            report(f"What was typed is no UTF-8 text: {error.reason}.", "")
+            continue
         interrupted = False
         yield line
+
+
+def piped_lines() -> Iterator[str]:
+    """The lines of standard input, those that are no text passed over and reported."""
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8-sig").strip()
+        except UnicodeDecodeError as error:
+            report(f"Line {number} of standard input is no UTF-8 text: byte {error.start} is wrong.", "")
 
 
 def answer(conversation: Conversation, question: str) -> None:
@@ -103,8 +116,12 @@ def answer(conversation: Conversation, question: str) -> None:
         return
     write("\n")
     cost = conversation.cost
+    if cost.failure is not None:
+        report(f"The answer failed: {cost.failure}", "Ask again, or /reset and ask something else.")
+    stopped, speed = "stopped; " if interrupt.requested else "", ""
+    if cost.output_tokens:
+        speed = f", {cost.tokens_per_second:.1f}/s, the first after {cost.first_token_seconds:.2f} s"
     note(
-        f"{'stopped; ' if interrupt.requested else ''}{cost.output_tokens} tokens, {cost.tokens_per_second:.1f}/s, "
-        f"the first after {cost.first_token_seconds:.2f} s; up to {cost.peak_blocks} of {cost.num_blocks:,} blocks, "
+        f"{stopped}{cost.output_tokens} tokens{speed}; up to {cost.peak_blocks} of {cost.num_blocks:,} blocks, "
         f"context {cost.prompt_tokens + cost.output_tokens:,} of {cost.context:,} tokens."
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
 from rich.text import Text
@@ -13,9 +11,14 @@ from rich.text import Text
 logger = logging.getLogger("looseleaf")
 
 
+class _ResultConsole(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # as `write` does; Rich's own way ends the program with a code of its own
+
+
 def stdout() -> Console:
     """Colour on a terminal, plain text elsewhere; honours NO_COLOR."""
-    return Console(highlight=False)
+    return _ResultConsole(highlight=False)
 
 
 def stderr() -> Console:
@@ -33,6 +36,16 @@ def note(text: str) -> None:
     logger.info("%s", text)
 
 
+def warn(text: str) -> None:
+    """What the user must know of a result: on stderr, even with --quiet."""
+    logger.warning("%s", text)
+
+
+def counted(count: int, noun: str) -> str:
+    """(2, "answer") → "2 answers"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno >= logging.WARNING else "dim"
@@ -45,14 +58,3 @@ def log_to_stderr(*, quiet: bool) -> None:
         logger.removeHandler(handler)
     logger.addHandler(_ConsoleHandler())
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
-
-
-@contextmanager
-def only_warnings() -> Iterator[None]:
-    """Keep the log's remarks back for a while."""
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -33,6 +33,8 @@ class AnswerCost:
     peak_blocks: int = 0
     dropped_turns: int = 0
     """Oldest questions, with their answers, that were forgotten to make room."""
+    failure: str | None = None
+    """Why the engine gave the answer up, if it did."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -61,7 +63,8 @@ class Conversation:
         self._turns.clear()
 
     def ask(self, question: str) -> Generator[str]:
-        """Yield the answer as it comes, a piece per step. Closing the iterator stops it; what came is remembered.
+        """Yield the answer as it comes, a piece per step, "" included. Closing the iterator stops it; what came is
+        remembered.
 
         Raises `RequestTooLarge` if the question alone is too long; the conversation is then as it was.
         """
@@ -96,14 +99,16 @@ class Conversation:
         engine.on_plan = self._count_blocks
         try:
             while engine.has_unfinished():
-                deltas = engine.step()
+                deltas = [delta for delta in engine.step() if delta.request_id == request_id]
                 cost.seconds = time.perf_counter() - started
                 for delta in deltas:
                     cost.output_tokens += len(delta.token_ids)
                     if cost.output_tokens == 1:
                         cost.first_token_seconds = cost.seconds
+                    if delta.finish_reason == "error":
+                        cost.failure = str(delta.stop_reason)
                     pieces.append(delta.text)
-                    yield delta.text
+                yield "".join(delta.text for delta in deltas)
         finally:
             engine.on_plan = None
             pieces += (delta.text for delta in engine.abort(request_id))

@@ -14,7 +14,8 @@ import typer
 from rich.text import Text
 
 from looseleaf.cli.command import command
-from looseleaf.cli.consoles import note, stdout, write
+from looseleaf.cli.consoles import counted, note, stdout, write
+from looseleaf.cli.failed_answers import exit_if_any_failed
 from looseleaf.cli.options import EngineOptions, OutputOptions, SamplingOptions
 from looseleaf.cli.prompt_input import GivenPrompt, as_chat, gather_prompts
 
@@ -101,6 +102,7 @@ def generate(
         run = run_workload(loaded, [(each, params) for each in asked], on_finished=on_finished)
     for line in summary(run):
         note(line)
+    exit_if_any_failed([run])
 
 
 def _asked(
@@ -198,10 +200,4 @@ def summary(run: WorkloadRun) -> list[str]:
     finished = [output for result in run.outputs for output in result.outputs]
     if cut := sum(output.finish_reason == "length" for output in finished):
         lines.append(f"{counted(cut, 'answer')} of {len(finished)} ended at --max-tokens.")
-    if failed := [output.stop_reason for output in finished if output.finish_reason == "error"]:
-        lines.append(f"{counted(len(failed), 'answer')} of {len(finished)} failed: {failed[0]}")
     return lines
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 
 
 class Interrupt:
-    """Inside the block the first Ctrl-C sets `requested`; a second one raises `KeyboardInterrupt` as usual."""
+    """Inside the block Ctrl-C sets `requested` and does nothing else, however often it is pressed."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -22,6 +22,4 @@ class Interrupt:
         signal.signal(signal.SIGINT, self._before)
 
     def _on_signal(self, _signal: int, _frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
         self.requested = True

@@ -39,12 +39,12 @@ def models(
     if output.json:
         write(json.dumps([asdict(model) for model in known], default=str, indent=2) + "\n")
         return
-    table = Table("alias", "model", "licence", "size", "cached", box=None, header_style="bold", pad_edge=False)
+    table = Table("alias", "model", "licence", "size", "here", box=None, header_style="bold", pad_edge=False)
     for model in known:
         size = f"{model.download_bytes / 1e6:,.0f} MB"
         table.add_row(model.alias, model.description, model.licence, size, "yes" if model.cached else "no")
     stdout().print(table)
     for model in known:
         if model.cached:
-            stdout().print(f"{model.alias}: {model.path}", soft_wrap=True)
+            stdout().print(f"{model.alias}: {model.path}", soft_wrap=True, markup=False)
     note("Download one with: looseleaf models --fetch ALIAS")

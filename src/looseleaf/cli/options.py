@@ -14,6 +14,7 @@ import typer
 
 from looseleaf.engine.sampling_errors import InvalidParameter
 from looseleaf.engine.sampling_params import SamplingParams
+from looseleaf.models.store import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from looseleaf.engine.config import EngineConfig
@@ -56,7 +57,7 @@ class EngineOptions:
             help="An alias (see [bold]looseleaf models[/]), a folder, a .gguf file, or organisation/model on the hub.",
             rich_help_panel=MODEL,
         ),
-    ] = "smollm2-135m"
+    ] = DEFAULT_MODEL
     dtype: Annotated[
         str,
         typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,9 +33,11 @@ def gather_prompts(prompts: Sequence[str], file: str | None) -> list[GivenPrompt
 
 
 def read_prompt_lines(text: str, source: str) -> list[GivenPrompt]:
-    """One prompt a line, blank lines skipped; JSON Lines if the first one is a JSON object."""
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines or not _is_object(lines[0][1]):
+    """One prompt a line, blank lines skipped; JSON Lines if the first one begins with a brace."""
+    # Not splitlines(): it takes U+2028, U+0085 and other characters that a prompt may hold for the end of a line.
+    numbered = enumerate((line.removesuffix("\r") for line in text.split("\n")), 1)
+    lines = [(number, line) for number, line in numbered if line.strip()]
+    if not lines or not lines[0][1].lstrip().startswith("{"):
         return [line for _, line in lines]
     return [_read_object(line, f"line {number} of {source}") for number, line in lines]
 
@@ -48,26 +51,24 @@ def as_chat(prompt: GivenPrompt, system: str | None) -> GivenPrompt:
 
 
 def _text(file: str) -> str:
+    source = "standard input" if file == "-" else file
     try:
-        return sys.stdin.read() if file == "-" else Path(file).expanduser().read_text(encoding="utf-8")
+        content = sys.stdin.buffer.read() if file == "-" else Path(os.path.expanduser(file)).read_bytes()
+        return content.decode("utf-8-sig")
     except OSError as error:
-        raise InvalidRequest(f"The prompts in {file} cannot be read: {error.strerror}.") from error
+        raise InvalidRequest(f"The prompts in {source} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file} is no UTF-8 text: byte {error.start} is wrong.") from error
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+        raise InvalidRequest(f"{source} is no UTF-8 text: byte {error.start} is wrong.") from error
 
 
 def _read_object(line: str, where: str) -> GivenPrompt:
-    hint = 'Write {"prompt": "text"}, {"prompt": [token ids]} or {"messages": [{"role": "user", "content": "text"}]}.'
+    hint = (
+        'The first line begins with "{", so each is JSON: {"prompt": "text"}, {"prompt": [token ids]} or '
+        '{"messages": [{"role": "user", "content": "text"}]}.'
+    )
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{where} is no JSON: {error}.", hint=hint) from error
     if not isinstance(value, dict) or len(value) != 1 or not {"prompt", "messages"} & value.keys():
         keys = f"the keys {', '.join(value)}" if isinstance(value, dict) and value else "neither prompt nor messages"

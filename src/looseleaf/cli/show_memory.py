@@ -12,16 +12,18 @@ import typer
 from rich.live import Live
 
 from looseleaf.cli.command import command
-from looseleaf.cli.consoles import note, only_warnings, stdout, write
+from looseleaf.cli.consoles import note, stdout, write
 from looseleaf.cli.options import MEMORY, SAMPLING, EngineOptions, OutputOptions
 from looseleaf.cli.prompt_input import GivenPrompt, as_chat
 from looseleaf.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from looseleaf.cli.memory_snapshot import MemorySnapshot
+    from looseleaf.engine.config import EngineConfig
     from looseleaf.engine.engine import Engine
 
 STORY = "Once upon a time, in a small village by the sea, there lived a clockmaker who never slept, and every night she"
+MAX_DELAY = 60
 QUESTIONS = ("What is the capital of France?", "What is the capital of Italy?")
 
 
@@ -45,7 +47,7 @@ def show_memory(
         str, typer.Option(metavar="N,N,…", help="Steps after which the pool is drawn, as long as something runs.")
     ] = "1,2,24",
     watch: Annotated[bool, typer.Option("--watch", help="Draw every step in place, as an animation.")] = False,
-    delay: Annotated[float, typer.Option(help="Least seconds between two frames of --watch.", min=0.0)] = 0.1,
+    delay: Annotated[float, typer.Option(help="Least seconds between two frames of --watch, 0 to 60.")] = 0.1,
     prompt: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,14 +56,14 @@ def show_memory(
     ] = None,
     n: Annotated[
         int,
-        typer.Option("--n", "-n", help="Samples of each --prompt; they share its blocks.", rich_help_panel=SAMPLING),
+        typer.Option("--n", "-n", help="Samples of each text; they share its blocks.", rich_help_panel=SAMPLING),
     ] = 4,
     max_tokens: Annotated[int, typer.Option(help="Tokens that each sequence may add.", rich_help_panel=SAMPLING)] = 64,
     blocks: Annotated[int, typer.Option(help="Size of the pool.", min=1, rich_help_panel=MEMORY)] = 48,
 ) -> None:
     """Draw who holds which block while a few requests run.
 
-    The built-in run asks for four samples of one text, which share the blocks of their prompt until each writes its
+    The built-in run asks for --n samples of one text, which share the blocks of their prompt until each writes its
     own words, beside two chats. After step 1 the prompts are computed and shared; in step 2 each sample but the last
     copies the partly filled block before it writes; then they grow apart.
 
@@ -73,20 +75,17 @@ def show_memory(
     """
     config = engine.config()
     wanted = read_steps(steps)
+    if watch and output.json:
+        raise InvalidRequest("--watch draws for a person and --json prints for a program.", hint="Choose one.")
+    if not 0 <= delay <= MAX_DELAY:
+        raise InvalidRequest(f"--delay is {delay:g} but must be 0 to {MAX_DELAY} seconds.")
     engine.use_threads()
 
     from looseleaf.cli.memory_drawing import draw, legend
-    from looseleaf.engine.engine import Engine
-    from looseleaf.engine.llm import load_engine
 
-    with only_warnings():  # of the pool that is announced only the geometry is used
-        loaded = load_engine(engine.model, config)
-    longest = min(loaded.pool.max_model_len, blocks * config.block_size)
-    pool = replace(loaded.pool, num_blocks=blocks, max_model_len=longest)
-    note(str(pool))
-    small = Engine(loaded.model, loaded.tokenizer, config, pool)
-    watched = [Watched(each, each, n) for each in prompt] if prompt else built_in_run(small)
-    frames = run(small, watched, max_tokens)
+    loaded = load_small_engine(engine.model, config, blocks)
+    watched = [Watched(each, each, n) for each in prompt] if prompt else built_in_run(loaded, n)
+    frames = run(loaded, watched, max_tokens)
     if watch:
         with Live(console=stdout(), auto_refresh=False) as live:
             for frame in frames:
@@ -106,6 +105,19 @@ def show_memory(
         note(f"The run was over before step {wanted[len(chosen)]}.")
 
 
+def load_small_engine(model: str, config: EngineConfig, blocks: int) -> Engine:
+    """The engine of `config` with a pool of exactly `blocks` blocks."""
+    from looseleaf.engine.llm import load_engine
+    from looseleaf.models.loader import load_config
+    from looseleaf.models.store import resolve_model
+
+    path = resolve_model(model).path
+    slots = blocks * config.block_size
+    memory = slots * load_config(path).kv_bytes_per_token(config.torch_dtype)
+    longest = None if config.max_model_len is None else min(config.max_model_len, slots)
+    return load_engine(path, replace(config, kv_cache_memory=memory, max_model_len=longest))
+
+
 def read_steps(text: str) -> list[int]:
     """ "1,2,24" → [1, 2, 24], in order."""
     try:
@@ -117,11 +129,11 @@ def read_steps(text: str) -> list[int]:
     return steps
 
 
-def built_in_run(engine: Engine) -> list[Watched]:
+def built_in_run(engine: Engine, num_samples: int) -> list[Watched]:
     has_template = len(engine.tokenizer.chat_templates) > 0
     asked: Sequence[GivenPrompt] = [as_chat(each, None) for each in QUESTIONS] if has_template else QUESTIONS
     chats = [Watched(title, each, 1) for title, each in zip(QUESTIONS, asked, strict=True)]
-    return [Watched(STORY, STORY, 4), *chats]
+    return [Watched(STORY, STORY, num_samples), *chats]
 
 
 def run(engine: Engine, watched: Sequence[Watched], max_tokens: int) -> Iterator[MemorySnapshot]:
