@@ -1,10 +1,12 @@
 """Every error a caller can meet, rooted in one type.
 
 Each error says what happened, with the numbers, and carries a `hint`: what to do about it. Layers define
-their own subclasses next to the code that raises them; nothing here imports anything.
+their own subclasses next to the code that raises them; nothing here imports another module of Looseleaf.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class LooseleafError(Exception):
@@ -17,6 +19,14 @@ class LooseleafError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".rstrip()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # BaseException would call the class with the message alone, which subclasses with numbers do not accept.
+        return _without_init, (type(self), self.args), self.__dict__
+
+
+def _without_init(kind: type[LooseleafError], args: tuple[Any, ...]) -> LooseleafError:
+    return kind.__new__(kind, *args)
 
 
 class InvalidRequest(LooseleafError):
