@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import count, pairwise
+from typing import ClassVar
 
 import numpy as np
 
@@ -41,6 +42,8 @@ class NaiveMemory:
     max_num_seqs: int
     max_blocks_per_seq: int
     max_model_len: int
+    grows: ClassVar[bool] = True
+    """Do sequences take blocks after they were admitted?"""
     sequences: dict[int, NaiveSequence] = field(default_factory=dict)
     _numbers: count[int] = field(default_factory=count)
 
@@ -84,8 +87,10 @@ class NaiveMemory:
         return NaiveSequence(list(parent.tokens), length, self.take_fork(parent, final), final)
 
     def append(self, seqs: list[object], num_tokens: object) -> None:
-        tokens = self.size(num_tokens, high=self.max_append)
+        tokens = self.size(num_tokens)
         grown = self.known(seqs)
+        if any(len(seq.tokens) + tokens > self.max_tokens for seq in grown):
+            raise InvalidSize("row")
         for seq, blocks in zip(grown, self.grow(grown, tokens), strict=True):
             seq.blocks = blocks
             seq.tokens += [next(self._numbers) for _ in range(tokens)]
@@ -136,8 +141,6 @@ class NaiveMemory:
         if len(self.sequences) == self.max_num_seqs:
             raise OutOfRows("full")
 
-    max_append = 2**31 - 1
-
     def take(self, tokens: int, final: int) -> list[int]:
         raise NotImplementedError
 
@@ -157,6 +160,10 @@ class NaiveMemory:
         raise NotImplementedError
 
     def check_tables(self, memory: KVMemory) -> None:
+        raise NotImplementedError
+
+    def held_blocks(self, memory: KVMemory, seq: int) -> list[int]:
+        """The physical blocks that one sequence holds."""
         raise NotImplementedError
 
 
@@ -192,8 +199,6 @@ class NaivePaged(NaiveMemory):
         return [next(self._numbers) for _ in range(needed)]
 
     def grow(self, grown: list[NaiveSequence], tokens: int) -> list[list[int]]:
-        if any(len(seq.tokens) + tokens > self.max_tokens for seq in grown):
-            raise InvalidSize("row")
         tables = {id(seq): list(seq.blocks) for seq in self.sequences.values()}
         needed = 0
         for seq in grown:  # one sequence after the other: when the last sharer's turn comes, nobody shares with it
@@ -224,13 +229,14 @@ class NaivePaged(NaiveMemory):
                 assert physical.setdefault(label, block) == block
         assert len(set(physical.values())) == len(physical)
 
+    def held_blocks(self, memory: KVMemory, seq: int) -> list[int]:
+        return memory.table(seq).tolist()
+
 
 class NaiveContiguous(NaiveMemory):
     """A list that says of each block whether it is free, searched from the start for every region."""
 
-    @property
-    def max_append(self) -> int:  # type: ignore[override]  # a constant in the base
-        return self.max_tokens
+    grows = False
 
     def reserved_tokens(self, tokens: int, final: int) -> int:
         raise NotImplementedError
@@ -264,7 +270,7 @@ class NaiveContiguous(NaiveMemory):
 
     def grow(self, grown: list[NaiveSequence], tokens: int) -> list[list[int]]:
         for seq in grown:
-            room = min(len(seq.blocks), self.max_blocks_per_seq)
+            room = len(seq.blocks)
             if len(seq.tokens) + tokens > room * self.block_size:
                 raise RegionFull(-(-(len(seq.tokens) + tokens) // self.block_size) - room, room)
         return [seq.blocks for seq in grown]
@@ -275,6 +281,9 @@ class NaiveContiguous(NaiveMemory):
     def check_tables(self, memory: KVMemory) -> None:
         for name, seq in self.sequences.items():
             assert memory.table(name).tolist() == seq.blocks[: self.max_blocks_per_seq]
+
+    def held_blocks(self, _memory: KVMemory, seq: int) -> list[int]:
+        return self.sequences[seq].blocks
 
 
 class NaiveFirstFit(NaiveContiguous):

@@ -68,6 +68,9 @@ PAGED: dict[str, tuple[Damage, str]] = {
     "row free and live": (lambda m: m._tables._free_rows.append(1), "row 1 is live and free"),
     "row free twice": (lambda m: m._tables._free_rows.append(3), "row 3 is live and free, or neither, or free more"),
     "dead row with tokens": (lambda m: put(m._tables.lengths, 3, 1), "row 3 is dead but holds tokens or blocks"),
+    "free row above": (lambda m: m._tables._free_rows.append(99), "free row 99 is no row of the tables"),
+    "free row below": (lambda m: m._tables._free_rows.append(-1), "free row -1 is no row of the tables"),
+    "less than nothing": (lambda m: put(m._tables.filled, 2, 4), "usage counts -1 slots as reserved"),
     "wrong generation": (lambda m: put(m._tables._generations, 1, 5), "row 1 has an id that is not of its generation"),
 }
 
@@ -118,6 +121,14 @@ CONTIGUOUS: dict[str, tuple[Damage, str]] = {
     "region without sequence": (lambda m: put(m._regions, 1, Region(3, 2)), "rows [0, 2] are live but regions exist"),
     "sequence without region": (lambda m: m._regions.pop(2), "rows [0, 2] are live but regions exist for [0]"),
     "expects too much": (lambda m: put(m._final, 0, 13), "row 0 expects 13 tokens in its Region"),
+    "region of no row": (
+        lambda m: put(m._regions, 99, Region(3, 2)),
+        "rows [0, 2] are live but regions exist for [0, 2, 99]",
+    ),
+    "free row above": (lambda m: m._tables._free_rows.append(99), "free row 99 is no row of the tables"),
+    "expects nothing": (lambda m: put(m._final, 0, 0), "row 0 expects 0 tokens in its Region"),
+    "expects without living": (lambda m: put(m._final, 1, 13), "row 1 is dead but expects 13 tokens"),
+    "less than nothing": (lambda m: put(m._final, 1, 13), "usage counts -11 slots as internal_fragmentation"),
     "beyond its region": (lambda m: put(m._tables.lengths, 0, 13), "row 0 is longer than its blocks"),
 }
 

@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looseleaf.errors import LooseleafError
-from looseleaf.memory import ALLOCATORS, ContiguousManager, OutOfBlocks, RegionFull, make_manager
+from looseleaf.errors import ConfigurationError
+from looseleaf.memory import (
+    ALLOCATORS,
+    ContiguousManager,
+    EventStream,
+    InvalidSize,
+    OutOfBlocks,
+    RegionFull,
+    make_manager,
+)
 from looseleaf.memory.contiguous import RESERVE_MAX, RESERVE_ORACLE, RESERVE_POW2, Reservation
 
 
@@ -98,8 +108,8 @@ def test_a_region_cannot_be_outgrown() -> None:
     memory.append(both, 4)
     with pytest.raises(RegionFull, match="1 blocks more than its region of 2"):
         memory.append(both)
-    with pytest.raises(RegionFull):
-        memory.blocks_to_append(both)
+    with pytest.raises(InvalidSize, match="65 tokens are more than the 64 that a table row addresses"):
+        memory.append(both, 57)
     assert memory.lengths[:2].tolist() == [8, 8]
 
 
@@ -112,9 +122,39 @@ def test_truncating_keeps_the_region() -> None:
     memory.append(np.array([seq]), 17)
 
 
-def test_max_model_len_must_fit_a_row() -> None:
-    with pytest.raises(LooseleafError, match="max_model_len is 65"):
-        ContiguousManager(64, 4, 4, 16, reservation=RESERVE_MAX, max_model_len=65)
+@pytest.mark.parametrize("max_model_len", [65, 0, -1, 2**40, 1.5])
+def test_max_model_len_must_fit_a_row(allocator: str, max_model_len: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"max_model_len is {max_model_len}"):
+        make_manager(allocator, 64, 4, 4, 16, max_model_len=max_model_len)
+    make_manager(allocator, 64, 4, 4, 16, max_model_len=64)
+
+
+@pytest.mark.parametrize("reservation", [RESERVE_MAX, RESERVE_POW2, RESERVE_ORACLE], ids=lambda r: r.name)
+def test_blocks_kept_free_for_growth_are_not_asked_of_those_that_have_reserved_it(reservation: Reservation) -> None:
+    memory = ContiguousManager(16, 16, 8, 4, reservation=reservation, max_model_len=64)
+    seqs = []
+    for _ in range(4):
+        assert memory.can_admit(33, final_tokens=64, keep_free=1)
+        seqs.append(memory.admit(33, final_tokens=64))
+    assert memory.num_free_blocks == 0
+    assert not memory.can_admit(1)
+    memory.append(np.array(seqs), 31)
+
+
+def test_a_region_longer_than_its_row_is_told_whole() -> None:
+    stream, events = EventStream(), []
+    stream.subscribe(events.append)
+    memory = ContiguousManager(8, 4, 2, 3, reservation=RESERVE_POW2, events=stream)
+    seq = memory.admit(9, filled=9)
+    assert memory.table(seq).tolist() == [0, 1, 2]
+    child, copies = memory.fork(seq)
+    assert copies.destination.tolist() == [4, 5, 6]
+    memory.release(seq)
+    allocate, copy, rest, free = events
+    assert allocate.blocks.tolist() == [0, 1, 2, 3]
+    assert copy.blocks.tolist() + rest.blocks.tolist() == [4, 5, 6, 7]
+    assert rest.sequences.tolist() == [child]
+    assert (free.blocks.tolist(), free.returned.tolist()) == ([0, 1, 2, 3], [True] * 4)
 
 
 @given(

@@ -44,7 +44,7 @@ def test_one_block_short_is_refused_for_the_whole_batch() -> None:
     memory.append(seqs[:3])
 
 
-def test_contiguous_memory_full(allocator: str) -> None:
+def test_the_full_pool_of_any_allocator(allocator: str) -> None:
     memory = make_manager(allocator, 8, 4, 8, 8, max_model_len=8)
     seqs = [memory.admit(8, filled=8) for _ in range(4)]
     assert memory.num_free_blocks == 0

@@ -38,11 +38,9 @@ def test_a_third_block_is_taken_only_at_token_33() -> None:
     memory = BlockManager(64, 16, 4)
     seq = memory.admit(30, filled=30)
     assert len(memory.table(seq)) == 2
-    for _ in range(2):
-        assert memory.blocks_to_append(np.array([seq])) == 0
-        memory.append(np.array([seq]))
+    memory.append(np.array([seq]))
+    memory.append(np.array([seq]))
     assert len(memory.table(seq)) == 2
-    assert memory.blocks_to_append(np.array([seq])) == 1
     memory.append(np.array([seq]))
     assert len(memory.table(seq)) == 3
 
@@ -61,7 +59,6 @@ def test_four_samples_of_a_1000_token_prompt() -> None:
     samples = np.array([prompt] + [memory.fork(prompt)[0] for _ in range(3)])
     assert held(memory) == 63
     assert memory.usage().saved_by_sharing == 3 * 63 * 16
-    assert memory.blocks_to_append(samples) == 3
     copies = memory.append(samples)
     assert len(copies.source) == 3, "the last writer keeps the original"
     assert set(copies.source.tolist()) == {62}
@@ -188,7 +185,6 @@ def test_absurd_sizes(size: Any, allocator: str) -> None:
     calls = [
         lambda: memory.admit(size),
         lambda: memory.append(np.array([seq]), size),
-        lambda: memory.blocks_to_append(np.array([seq]), size),
         lambda: memory.truncate(seq, size),
         lambda: memory.can_admit(size),
     ]
@@ -230,7 +226,6 @@ def test_badly_shaped_arguments(allocator: str) -> None:
 def test_an_empty_batch_is_no_work(allocator: str) -> None:
     memory = make_manager(allocator, 8, 4, 2)
     assert len(memory.append(np.empty(0, np.int64)).source) == 0
-    assert memory.blocks_to_append(np.empty(0, np.int64)) == 0
     memory.fill(np.empty(0, np.int64), 1)
     memory.audit()
 
@@ -321,6 +316,32 @@ def test_impossible_pools(field: str, value: Any, allocator: str) -> None:
 def test_sequences_whose_length_would_not_fit_into_int32(allocator: str) -> None:
     with pytest.raises(ConfigurationError, match="max_blocks_per_seq"):
         make_manager(allocator, 8, 2**20, 4, 2**11)
+
+
+def test_settings_in_numpys_integers_do_not_overflow(allocator: str) -> None:
+    with pytest.raises(ConfigurationError, match="max_blocks_per_seq"):
+        make_manager(allocator, np.int32(8), np.int32(2**20), np.int32(4), np.int32(2**11))  # type: ignore[arg-type]
+    memory = make_manager(allocator, np.int32(8), np.int16(2**14), np.int8(4), np.int32(2**3))  # type: ignore[arg-type]
+    settings = {name: value for name, value in memory.describe().items() if name != "allocator"}
+    assert {type(value) for value in settings.values()} == {int}
+    assert not memory.can_ever_fit(2**17 + 1)
+    assert memory.can_ever_fit(2**17)
+    memory.admit(2**17)
+    assert memory.usage().token_states + memory.usage().reserved == 2**17
+
+
+def test_block_tables_that_no_host_can_hold(allocator: str) -> None:
+    with pytest.raises(ConfigurationError, match="16777214 block tables of 2147483647 blocks"):
+        make_manager(allocator, 1, 1, 2**24 - 2, 2**31 - 1)
+
+
+def test_a_pool_that_the_host_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_num_blocks: int) -> None:
+        raise MemoryError("Unable to allocate")
+
+    monkeypatch.setattr("looseleaf.memory.manager.BlockPool", refuse)
+    with pytest.raises(ConfigurationError, match="a pool of 8 blocks: Unable to allocate"):
+        BlockManager(8, 4, 4)
 
 
 def test_the_longest_sequence_int32_can_count() -> None:

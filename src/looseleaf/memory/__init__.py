@@ -25,8 +25,6 @@ from looseleaf.memory.events import Allocate, Copy, EventStream, Free, MemoryEve
 from looseleaf.memory.factory import ALLOCATORS, make_manager
 from looseleaf.memory.interface import ROW_MASK, CopyPairs, KVMemory, SequenceId, SlotUsage
 from looseleaf.memory.manager import BlockManager
-from looseleaf.memory.pool import BlockPool
-from looseleaf.memory.tables import BlockTables
 
 __all__ = [
     "ALLOCATORS",
@@ -34,8 +32,6 @@ __all__ = [
     "Allocate",
     "AuditError",
     "BlockManager",
-    "BlockPool",
-    "BlockTables",
     "ContiguousManager",
     "Copy",
     "CopyPairs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from numpy.typing import NDArray
 
 from looseleaf.memory.errors import AuditError, InvalidSize, UncomputedTokens
 from looseleaf.memory.events import Allocate, EventStream, Free
-from looseleaf.memory.interface import Blocks, SequenceId, SequenceIds
-from looseleaf.memory.sizes import INT32_MAX, checked_count, checked_geometry
+from looseleaf.memory.interface import Blocks, SequenceId, SequenceIds, SlotUsage
+from looseleaf.memory.sizes import books_of, checked_count, checked_geometry
 from looseleaf.memory.tables import BlockTables
 
 
@@ -32,18 +33,13 @@ class SequenceMemory(ABC):
         max_blocks_per_seq: int | None,
         events: EventStream | None,
     ) -> None:
-        if max_blocks_per_seq is None:
-            checked_geometry(num_blocks, block_size, max_num_seqs, 1)
-            max_blocks_per_seq = min(num_blocks, INT32_MAX // block_size)
-        checked_geometry(num_blocks, block_size, max_num_seqs, max_blocks_per_seq)
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.max_num_seqs = max_num_seqs
-        self.max_blocks_per_seq = max_blocks_per_seq
-        self.max_tokens_per_seq = max_blocks_per_seq * block_size
+        geometry = checked_geometry(num_blocks, block_size, max_num_seqs, max_blocks_per_seq)
+        self.num_blocks, self.block_size, self.max_num_seqs, self.max_blocks_per_seq = geometry
+        self.max_tokens_per_seq = self.max_blocks_per_seq * self.block_size
         self.step = 0
         self.events = events if events is not None else EventStream()
-        self._tables = BlockTables(max_num_seqs, max_blocks_per_seq)
+        with books_of(f"{self.max_num_seqs} block tables of {self.max_blocks_per_seq} blocks"):
+            self._tables = BlockTables(self.max_num_seqs, self.max_blocks_per_seq)
 
     @property
     @abstractmethod
@@ -56,6 +52,9 @@ class SequenceMemory(ABC):
 
     @abstractmethod
     def blocks_for(self, num_tokens: int) -> int: ...
+
+    @abstractmethod
+    def usage(self) -> SlotUsage: ...
 
     @abstractmethod
     def _findings(self) -> list[str]:
@@ -106,6 +105,12 @@ class SequenceMemory(ABC):
     def audit(self) -> None:
         """Recompute the truth from scratch and compare; raises `AuditError` listing every difference."""
         findings = self._tables.audit(self.num_blocks, self.block_size) + self._findings()
+        usage = self.usage()
+        findings += [
+            f"usage counts {slots} slots as {kind.name}"
+            for kind in fields(usage)
+            if (slots := getattr(usage, kind.name)) < 0
+        ]
         if findings:
             raise AuditError(findings)
 
@@ -134,6 +139,12 @@ class SequenceMemory(ABC):
                 f"{num_tokens} tokens are more than the {self.max_tokens_per_seq} that a table row addresses.",
                 hint="Raise max_blocks_per_seq, or shorten the sequence.",
             )
+
+    def _grown(self, lengths: Blocks, num_tokens: int) -> Blocks:
+        """The lengths after an append; `InvalidSize` if one is more than a row addresses."""
+        if np.count_nonzero(lengths > self.max_tokens_per_seq - num_tokens):
+            self._require_addressable(int(lengths.max()) + num_tokens)
+        return lengths + num_tokens
 
     def _require_computed(self, row: int) -> None:
         length, filled = int(self._tables.lengths[row]), int(self._tables.filled[row])

@@ -18,8 +18,7 @@ from looseleaf.memory.errors import OutOfBlocks, RegionFull
 from looseleaf.memory.events import Copy, EventStream
 from looseleaf.memory.interface import NO_COPIES, Blocks, CopyPairs, SequenceId, SequenceIds, SlotUsage
 from looseleaf.memory.regions import BuddyRegions, FirstFit, Placement, Region
-from looseleaf.memory.sizes import checked_count
-from looseleaf.memory.tables import Rows
+from looseleaf.memory.sizes import checked_count, checked_setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,11 @@ class ContiguousManager(SequenceMemory):
         self.allocator = reservation.name
         if max_model_len is None:
             max_model_len = self.max_tokens_per_seq
-        self.max_model_len = checked_count("max_model_len", max_model_len, maximum=self.max_tokens_per_seq)
+        self.max_model_len = checked_setting("max_model_len", max_model_len, maximum=self.max_tokens_per_seq)
         self._reservation = reservation
-        self._placement = reservation.placement(num_blocks)
+        self._placement = reservation.placement(self.num_blocks)
         self._regions: dict[int, Region] = {}
-        self._final: NDArray[np.int32] = np.zeros(max_num_seqs, np.int32)
+        self._final: NDArray[np.int32] = np.zeros(self.max_num_seqs, np.int32)
 
     @property
     def num_free_blocks(self) -> int:
@@ -96,15 +95,13 @@ class ContiguousManager(SequenceMemory):
         return self._placement.largest_possible
 
     def can_admit(self, num_tokens: int, *, final_tokens: int | None = None, keep_free: int = 0) -> bool:
-        """Is there a hole for the region now, and would `keep_free` blocks be free beside it?"""
+        """Is there a hole for the region now? Every region holds all its growth, so `keep_free` has no use here."""
         num_tokens, final = self._checked_growth(num_tokens, final_tokens)
-        keep_free = checked_count("keep_free", keep_free, minimum=0)
-        needed = self._region_blocks(num_tokens, final)
+        checked_count("keep_free", keep_free, minimum=0)
         return (
             final <= self.max_tokens_per_seq
             and self._tables.num_free_rows > 0
-            and needed <= self._placement.largest_hole
-            and needed + keep_free <= self._placement.num_free
+            and self._region_blocks(num_tokens, final) <= self._placement.largest_hole
         )
 
     def admit(
@@ -120,17 +117,19 @@ class ContiguousManager(SequenceMemory):
         self._emit_allocate(seq, request_id, blocks)
         return seq
 
-    def blocks_to_append(self, seqs: SequenceIds, num_tokens: int = 1) -> int:
-        """0: the slots are reserved. Raises what `append` would."""
-        self._plan_growth(seqs, num_tokens)
-        return 0
-
     def append(self, seqs: SequenceIds, num_tokens: int = 1) -> CopyPairs:
         """Grow each of the (distinct) sequences by `num_tokens >= 1` slots of its region, all of them or none.
 
         Raises `InvalidSize`, `UnknownSequence`, `DuplicateSequence` or `RegionFull`.
         """
-        rows, lengths = self._plan_growth(seqs, num_tokens)
+        num_tokens = checked_count("num_tokens", num_tokens)
+        rows = self._tables.rows(seqs)
+        lengths = self._grown(self._tables.lengths.take(rows), num_tokens)
+        held = self._tables.num_blocks.take(rows)
+        beyond = np.flatnonzero(lengths > held * self.block_size)
+        if len(beyond):
+            at = beyond[0]
+            raise RegionFull(int(-(-lengths[at] // self.block_size) - held[at]), int(held[at]))
         self._tables.lengths[rows] = lengths
         return NO_COPIES
 
@@ -169,9 +168,10 @@ class ContiguousManager(SequenceMemory):
     def release(self, seq: SequenceId) -> None:
         """End the sequence; its region is a hole. Raises `UnknownSequence`."""
         row = self._tables.row(seq)
-        blocks = self._tables.blocks(row).copy()
+        region = self._regions.pop(row)
+        blocks = region.block_ids()
         request_id = self._tables.request_ids[row]
-        self._placement.free(self._regions.pop(row))
+        self._placement.free(region)
         self._tables.close(row)
         self._final[row] = 0
         self._emit_free(seq, request_id, blocks, np.ones(len(blocks), np.bool_))
@@ -204,6 +204,7 @@ class ContiguousManager(SequenceMemory):
         return max(exact, min(blocks, self._placement.largest_possible))
 
     def _open(self, num_tokens: int, final: int, filled: int, request_id: str) -> tuple[SequenceId, Blocks]:
+        """The new sequence and all blocks of its region, of which its row lists what it can address."""
         self._require_addressable(final)
         self._tables.require_row()
         needed = self._region_blocks(num_tokens, final)
@@ -214,23 +215,12 @@ class ContiguousManager(SequenceMemory):
                 self._placement.num_free,
                 hint=f"They must lie together and the largest hole has {self._placement.largest_hole} blocks.",
             )
-        blocks = np.arange(region.start, min(region.end, region.start + self.max_blocks_per_seq), dtype=np.int32)
-        seq = self._tables.open(blocks, num_tokens, filled, request_id)
+        blocks = region.block_ids()
+        seq = self._tables.open(blocks[: self.max_blocks_per_seq], num_tokens, filled, request_id)
         row = self._tables.row(seq)
         self._regions[row] = region
         self._final[row] = final
         return seq, blocks
-
-    def _plan_growth(self, seqs: SequenceIds, num_tokens: int) -> tuple[Rows, NDArray[np.int32]]:
-        num_tokens = checked_count("num_tokens", num_tokens, maximum=self.max_tokens_per_seq)
-        rows = self._tables.rows(seqs)
-        lengths = self._tables.lengths.take(rows).astype(np.int64) + num_tokens
-        held = self._tables.num_blocks.take(rows)
-        beyond = np.flatnonzero(lengths > held.astype(np.int64) * self.block_size)
-        if len(beyond):
-            at = beyond[0]
-            raise RegionFull(int(-(-lengths[at] // self.block_size) - held[at]), int(held[at]))
-        return rows, lengths.astype(np.int32)
 
     def _findings(self) -> list[str]:
         tables = self._tables
@@ -238,12 +228,16 @@ class ContiguousManager(SequenceMemory):
         findings = self._placement.audit()
         if sorted(self._regions) != live:
             findings.append(f"rows {live} are live but regions exist for {sorted(self._regions)}")
-        for row, region in self._regions.items():
-            expected = range(region.start, min(region.end, region.start + self.max_blocks_per_seq))
-            if tables.blocks(row).tolist() != list(expected):
+        for row in live:
+            if (region := self._regions.get(row)) is None:
+                continue
+            expected = region.block_ids()[: self.max_blocks_per_seq]
+            if not np.array_equal(tables.blocks(row), expected):
                 findings.append(f"row {row} does not list the blocks of its {region}")
-            if self._final[row] > len(expected) * self.block_size:
+            if not 1 <= self._final[row] <= len(expected) * self.block_size:
                 findings.append(f"row {row} expects {self._final[row]} tokens in its {region}")
+        expecting = np.flatnonzero(self._final).tolist()
+        findings += [f"row {row} is dead but expects {self._final[row]} tokens" for row in expecting if row not in live]
         end = 0
         pieces = sorted([*self._regions.values(), *self._placement.holes()])
         for piece in [*pieces, Region(self.num_blocks, 0)]:

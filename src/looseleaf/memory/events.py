@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 class MemoryEvent:
     """One operation on `blocks`; `sequences` and `requests` are parallel to them (a batched operation serves many).
 
-    Applied in order, the events of a manager rebuild all its block tables and reference counts.
+    Applied in order, the events of a manager rebuild all its block tables and reference counts. Where rounding makes
+    a contiguous region longer than a table's row, the events name all of it: the row is the beginning.
     """
 
     step: int

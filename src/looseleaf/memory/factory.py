@@ -7,6 +7,7 @@ from looseleaf.memory.contiguous import RESERVE_MAX, RESERVE_ORACLE, RESERVE_POW
 from looseleaf.memory.events import EventStream
 from looseleaf.memory.interface import KVMemory
 from looseleaf.memory.manager import BlockManager
+from looseleaf.memory.sizes import checked_setting
 
 _RESERVATIONS = {reservation.name: reservation for reservation in (RESERVE_MAX, RESERVE_POW2, RESERVE_ORACLE)}
 
@@ -25,11 +26,15 @@ def make_manager(
 ) -> KVMemory:
     """The memory manager called `allocator`, one of `ALLOCATORS`; otherwise `ConfigurationError`.
 
-    `max_model_len` tokens (default: what a table row addresses) is what `contiguous-max` reserves for everyone.
+    `max_model_len` tokens (default, and most: what a table row addresses) is what `contiguous-max` reserves for
+    everyone; paged memory only checks it.
     """
     check_allocator(allocator)
     if allocator == BlockManager.allocator:
-        return BlockManager(num_blocks, block_size, max_num_seqs, max_blocks_per_seq, events=events)
+        paged = BlockManager(num_blocks, block_size, max_num_seqs, max_blocks_per_seq, events=events)
+        if max_model_len is not None:
+            checked_setting("max_model_len", max_model_len, maximum=paged.max_tokens_per_seq)
+        return paged
     return ContiguousManager(
         num_blocks,
         block_size,

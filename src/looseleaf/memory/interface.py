@@ -94,7 +94,10 @@ class KVMemory(Protocol):
         ...
 
     def can_admit(self, num_tokens: int, *, final_tokens: int | None = None, keep_free: int = 0) -> bool:
-        """Would `admit` succeed now and leave `keep_free` blocks free?"""
+        """Would `admit` succeed now, and leave `keep_free` blocks free for sequences that grow later?
+
+        Contiguous memory ignores `keep_free`: its sequences have reserved their growth.
+        """
         ...
 
     def admit(
@@ -105,10 +108,6 @@ class KVMemory(Protocol):
         `final_tokens` is the length that it will grow to as far as anyone knows; paged memory ignores it,
         contiguous allocators reserve by it. `filled` tokens are already computed (0 for a new prompt).
         """
-        ...
-
-    def blocks_to_append(self, seqs: SequenceIds, num_tokens: int = 1) -> int:
-        """Free blocks that `append` with the same arguments would take, copies on write included."""
         ...
 
     def append(self, seqs: SequenceIds, num_tokens: int = 1) -> CopyPairs:

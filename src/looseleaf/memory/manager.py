@@ -12,7 +12,7 @@ from looseleaf.memory.errors import OutOfBlocks
 from looseleaf.memory.events import Allocate, Copy, EventStream, Share
 from looseleaf.memory.interface import NO_COPIES, Blocks, CopyPairs, SequenceId, SequenceIds, SlotUsage
 from looseleaf.memory.pool import BlockPool
-from looseleaf.memory.sizes import checked_count
+from looseleaf.memory.sizes import books_of, checked_count
 from looseleaf.memory.tables import Rows
 
 _NOWHERE: Rows = np.empty(0, np.int64)
@@ -37,7 +37,8 @@ class BlockManager(SequenceMemory):
         events: EventStream | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size, max_num_seqs, max_blocks_per_seq, events)
-        self._pool = BlockPool(num_blocks)
+        with books_of(f"a pool of {self.num_blocks} blocks"):
+            self._pool = BlockPool(self.num_blocks)
 
     @property
     def num_free_blocks(self) -> int:
@@ -78,10 +79,6 @@ class BlockManager(SequenceMemory):
         seq = self._tables.open(blocks, num_tokens, filled, request_id)
         self._emit_allocate(seq, request_id, blocks)
         return seq
-
-    def blocks_to_append(self, seqs: SequenceIds, num_tokens: int = 1) -> int:
-        """Free blocks that `append` with the same arguments would take, copies on write included."""
-        return self._plan_growth(seqs, num_tokens).needed
 
     def append(self, seqs: SequenceIds, num_tokens: int = 1) -> CopyPairs:
         """Grow each of the (distinct) sequences by `num_tokens >= 1` slots, all of them or none.
@@ -200,9 +197,7 @@ class BlockManager(SequenceMemory):
         tables = self._tables
         rows = tables.rows(seqs)
         before = tables.lengths.take(rows)
-        if np.count_nonzero(before > self.max_tokens_per_seq - num_tokens):
-            self._require_addressable(int(before.max()) + num_tokens)
-        lengths = before + num_tokens
+        lengths = self._grown(before, num_tokens)
         held = tables.num_blocks.take(rows)
         missing = (lengths - 1) // self.block_size + 1 - held
         needed = int(missing.sum())

@@ -5,6 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from looseleaf.memory.interface import Blocks
+
 
 class Region(NamedTuple):
     """`blocks` consecutive blocks from `start` on."""
@@ -15,6 +19,9 @@ class Region(NamedTuple):
     @property
     def end(self) -> int:
         return self.start + self.blocks
+
+    def block_ids(self) -> Blocks:
+        return np.arange(self.start, self.end, dtype=np.int32)
 
 
 class Placement(Protocol):

@@ -140,7 +140,9 @@ class BlockTables:
     def audit(self, num_blocks: int, block_size: int) -> list[str]:
         """Differences within the tables themselves, for a pool of `num_blocks` blocks."""
         live = self._ids[:-1] != _NO_ID
-        times_free = np.bincount(np.asarray(self._free_rows, np.int64), minlength=len(live))
+        free_rows = np.asarray(self._free_rows, np.int64)
+        foreign = (free_rows < 0) | (free_rows >= len(live))
+        times_free = np.bincount(free_rows[~foreign], minlength=len(live))
         checks = {
             "is live and free, or neither, or free more than once": times_free != ~live,
             "has an id that is not of its generation": live
@@ -153,8 +155,13 @@ class BlockTables:
         }
         descriptions = list(checks)
         findings = [f"row {row} {descriptions[check]}" for check, row in np.argwhere(np.stack(list(checks.values())))]
+        findings += [f"free row {row} is no row of the tables" for row in free_rows[foreign]]
+        findings += [
+            f"row {row} names a block beyond its table"
+            for row in np.flatnonzero(live).tolist()
+            if self.matrix[row, max(0, int(self.num_blocks[row])) :].any()
+        ]
         rows, _, blocks = self.entries()
-        findings += [f"row {row} names a block beyond its table" for row in self._rows_with_stray_blocks(blocks)]
         outside = (blocks < 0) | (blocks >= num_blocks)
         findings += [
             f"row {row} names block {block}, no block of the pool"
@@ -166,12 +173,6 @@ class BlockTables:
             for key in keys[1:][keys[1:] == keys[:-1]]
         ]
         return findings
-
-    def _rows_with_stray_blocks(self, listed: Blocks) -> list[int]:
-        """Rows that name blocks beyond their table, of which `listed` are all the entries."""
-        if np.count_nonzero(self.matrix) == np.count_nonzero(listed):
-            return []
-        return [row for row, count in enumerate(self.num_blocks.tolist()) if self.matrix[row, count:].any()]
 
     @staticmethod
     def _unknown(seq: object) -> UnknownSequence:
