@@ -18,6 +18,9 @@ from looseleaf.memory.errors import OutOfBlocks, UnknownSequence
 from looseleaf.memory.interface import NO_COPIES, ROW_MASK, CopyPairs, KVMemory, SlotUsage
 from looseleaf.scheduler import Request, Scheduler, SchedulerConfig, Sequence, SequenceState, StepPlan
 
+STEPS_PER_TOKEN = 4
+"""More steps than this for each token that the requests may ever have are a livelock."""
+
 ALLOCATORS = ("naive", "naive-unshared", "paged", "contiguous-max", "contiguous-pow2", "contiguous-oracle")
 
 
@@ -98,10 +101,6 @@ class NaiveMemory:
                 growth.append((seq, table[-1]))
         return growth
 
-    def blocks_to_append(self, seqs: np.ndarray, num_tokens: int = 1) -> int:
-        assert num_tokens == 1
-        return len(self._growth(seqs.tolist()))
-
     def append(self, seqs: np.ndarray, num_tokens: int = 1) -> CopyPairs:
         assert num_tokens == 1
         growth = self._growth(seqs.tolist())
@@ -178,8 +177,8 @@ class Workload:
     requests: list[tuple[int, Request]]
     num_outputs: dict[tuple[str, int], int]
     """Tokens after which (request, sample) stops."""
-    aborts: dict[int, list[tuple[str, int | None, bool]]] = field(default_factory=dict)
-    """By step: (request, sample or None for all, while the plan is in flight)."""
+    aborts: dict[int, list[tuple[str, bool]]] = field(default_factory=dict)
+    """By step: (request, while the plan is in flight)."""
 
 
 def draw_workload(rng: random.Random, *, aborts: bool = False) -> Workload:
@@ -192,13 +191,18 @@ def draw_workload(rng: random.Random, *, aborts: bool = False) -> Workload:
     )
     block_size = rng.randint(1, 8)
     num_blocks = rng.randint(1, 3 * ceil(config.max_model_len / block_size) + 2)
+    longest = min(config.max_model_len, num_blocks * block_size + 1)
     requests, num_outputs = [], {}
     arrival = 0
-    for number in range(rng.randint(1, 14)):
+    for number in range(rng.randint(1, 12)):
         arrival += rng.choice([0, 0, 0, 1, rng.randint(0, 20)])
-        request = Request(
-            f"r{number}", rng.randint(1, 40), rng.randint(1, 24), rng.choice([1, 1, 1, rng.randint(2, 5)])
-        )
+        if rng.random() < 0.9:
+            prompt_len = rng.randint(1, min(40, longest - 1))
+            max_tokens = rng.randint(1, min(24, longest - prompt_len))
+            num_samples = rng.choice([1, 1, 1, rng.randint(1, min(5, config.max_num_seqs))])
+        else:  # possibly more than can ever run
+            prompt_len, max_tokens, num_samples = rng.randint(1, 60), rng.randint(1, 40), rng.randint(1, 5)
+        request = Request(f"r{number}", prompt_len, max_tokens, num_samples)
         requests.append((arrival, request))
         for sample in range(request.num_samples):
             early = rng.randint(1, request.max_tokens)
@@ -208,8 +212,7 @@ def draw_workload(rng: random.Random, *, aborts: bool = False) -> Workload:
         for _, request in requests:
             if rng.random() < 0.6:
                 step = rng.randint(1, arrival + 30)
-                sample = rng.choice([None, rng.randrange(request.num_samples)])
-                workload.aborts.setdefault(step, []).append((request.request_id, sample, rng.random() < 0.5))
+                workload.aborts.setdefault(step, []).append((request.request_id, rng.random() < 0.5))
     return workload
 
 
@@ -225,7 +228,9 @@ class Driver:
         self.accepted: list[Request] = []
         self.ended_early: set[Sequence] = set()
         self.computed: dict[Sequence, int] = {}
-        self.passes: dict[Sequence, int] = {}
+        self.passes: Counter[Sequence] = Counter()
+        self.passes_as_head: Counter[Sequence] = Counter()
+        self.num_earlier: dict[Sequence, int] = {}
         self.last_turn: dict[Sequence, int] = {}
         self.num_tokens_run = 0
         self.num_preempted = 0
@@ -233,14 +238,19 @@ class Driver:
 
     def run(self) -> Driver:
         arrivals = sorted(self.workload.requests, key=lambda item: item[0])
+        last_arrival = arrivals[-1][0]
         step = 0
         while arrivals or self.scheduler.has_unfinished():
             step += 1
+            known = sum(request.final_len * request.num_samples for request in self.accepted)
+            assert step <= last_arrival + 1 + STEPS_PER_TOKEN * known, "a livelock"
             while arrivals and arrivals[0][0] < step:
                 self.add(arrivals.pop(0)[1])
             self.strike(step, in_flight=False)
             self.step(step)
             self.check_between_steps()
+            if step % 3 == 0:  # an audit costs as much as the rest of a step, and damage stays
+                self.memory.audit()
         self.check_end()
         return self
 
@@ -251,25 +261,19 @@ class Driver:
                 self.scheduler.add(request)
         else:
             self.scheduler.add(request)
+            unended = sum(s.state is not SequenceState.FINISHED for r in self.accepted for s in r.sequences)
+            self.num_earlier |= {sequence: unended + sequence.sample for sequence in request.sequences}
             self.accepted.append(request)
 
     def strike(self, step: int, *, in_flight: bool) -> None:
-        for request_id, sample, during in self.workload.aborts.get(step, []):
+        for request_id, during in self.workload.aborts.get(step, []):
             request = next((r for r in self.accepted if r.request_id == request_id), None)
             if request is None or during != in_flight:
                 continue
             before = [s for s in request.sequences if s.state is not SequenceState.FINISHED]
-            if sample is None:
-                assert self.scheduler.abort(request_id) == before
-                self.ended_early.update(before)
-                assert all(s.state is SequenceState.FINISHED and s.seq_id == -1 for s in request.sequences)
-            else:
-                victim = request.sequences[sample]
-                if victim in before:
-                    self.scheduler.finish(victim)
-                    self.ended_early.add(victim)
-                assert victim.state is SequenceState.FINISHED
-                assert victim.seq_id == -1
+            assert self.scheduler.abort(request_id) == before
+            self.ended_early.update(before)
+            assert all(s.state is SequenceState.FINISHED and s.seq_id == -1 for s in request.sequences)
             self.memory.audit()
 
     def step(self, step: int) -> None:
@@ -309,12 +313,15 @@ class Driver:
         for sequence in plan.admitted:
             assert sequence.state is SequenceState.RUNNING
             self.computed[sequence] = 0
-            self.passes.pop(sequence, None)
-        if waiting := self.scheduler.waiting:
-            head = waiting[0]
-            assert head.precedence == min(s.precedence for s in waiting)
-            self.passes[head] = self.passes.get(head, 0) + sum(s.precedence > head.precedence for s in plan.admitted)
-            assert self.passes[head] <= self.config.max_bypass
+        waiting = self.scheduler.waiting
+        for sequence in waiting:
+            passes = sum(s.precedence > sequence.precedence for s in plan.admitted)
+            self.passes[sequence] += passes
+            self.passes_as_head[sequence] += passes * (sequence is waiting[0])
+            assert self.passes_as_head[sequence] <= self.config.max_bypass
+            assert self.passes[sequence] <= (self.num_earlier[sequence] + 1) * self.config.max_bypass
+        if waiting:
+            assert waiting[0].precedence == min(s.precedence for s in waiting)
             assert self.scheduler.waiting_reason in ("blocks", "seats", "budget")
         else:
             assert self.scheduler.waiting_reason is None
@@ -372,7 +379,7 @@ class Driver:
             self.computed[sequence] = done + scheduled
             self.num_tokens_run += scheduled
         for slots, names in contexts:
-            np.testing.assert_array_equal(self.slots[slots], names)
+            assert np.array_equal(self.slots[slots], names)
 
     def names(self, sequence: Sequence, positions: np.ndarray) -> np.ndarray:
         request = self.accepted.index(sequence.request)
@@ -397,7 +404,6 @@ class Driver:
         return finished
 
     def check_between_steps(self) -> None:
-        self.memory.audit()
         for sequence, num_tokens in self.expected.items():
             assert sequence.num_tokens == num_tokens
         for request in self.accepted:
@@ -410,6 +416,7 @@ class Driver:
                         assert sequence.num_computed == 0
 
     def check_end(self) -> None:
+        self.memory.audit()
         assert self.memory.num_free_blocks == self.memory.num_blocks
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         useful = 0

@@ -96,27 +96,28 @@ def test_all_samples_may_stop_at_their_first_token(make_scheduler):
     assert not scheduler.schedule(0.0)
 
 
-@pytest.mark.parametrize("moment", ["waiting", "prefilling", "in flight"])
-def test_the_next_sample_takes_over_a_prompt_whose_first_sample_is_ended(make_scheduler, moment):
-    scheduler = make_scheduler("paged", 8, max_num_batched_tokens=6)
-    request = Request("r", 10, 3, num_samples=3)
-    first, second, third = request.sequences
-    scheduler.add(request)
-    if moment == "prefilling":
-        scheduler.commit(scheduler.schedule(0.0), [], 0.0)
-    if moment == "in flight":
-        plan = scheduler.schedule(0.0)
-        scheduler.finish(first)
-        scheduler.commit(plan, [], 0.0)
-    else:
-        scheduler.finish(first)
-    assert [s.state for s in request.sequences] == [FINISHED, WAITING, PENDING]
-    assert scheduler.memory.num_free_blocks == 8
-    samples = []
-    for _ in range(2):
-        plan = scheduler.schedule(0.0)
-        assert plan.sequences == [second]
-        samples += plan.num_samples.tolist()
-        scheduler.commit(plan, [], 0.0)
-    assert samples == [0, 2]
-    assert third.state is RUNNING
+def test_the_copies_of_a_fork_ride_on_the_next_plan_even_if_the_fork_is_not_in_it(make_scheduler):
+    """So whoever drops that plan must still make them: here all its requests are aborted, and R lives on."""
+    scheduler = make_scheduler("contiguous-oracle", 20, max_num_batched_tokens=3)
+    a, q, r = Request("A", 3, 9), Request("Q", 1, 4, num_samples=2), Request("R", 1, 4, num_samples=2)
+    scheduler.add(a)
+    scheduler.commit(scheduler.schedule(0.0), [], 0.0)
+    scheduler.add(q)
+    scheduler.add(r)
+    plan = scheduler.schedule(0.0)
+    assert plan.sequences == [*a.sequences, q.sequences[0], r.sequences[0]]
+    source = int(scheduler.memory.table(r.sequences[0].seq_id)[0])
+    scheduler.commit(plan, [], 0.0)
+
+    dropped = scheduler.schedule(0.0)
+    assert dropped.sequences == [*a.sequences, *q.sequences]
+    destination = int(scheduler.memory.table(r.sequences[1].seq_id)[0])
+    assert (source, destination) in zip(*(side.tolist() for side in dropped.copies), strict=True)
+    scheduler.abort("A")
+    scheduler.abort("Q")
+    scheduler.commit(dropped, [], 0.0)
+
+    plan = scheduler.schedule(0.0)
+    assert plan.sequences == r.sequences
+    assert plan.num_computed.tolist() == [1, 1]
+    assert plan.copies.source.size == 0

@@ -42,6 +42,36 @@ def test_an_endless_stream_of_small_requests_passes_a_large_one_only_so_often(al
     assert passed == expected
 
 
+@pytest.mark.parametrize(("behind", "is_admitted"), [(64, True), (65, False)])
+def test_how_far_behind_a_blocked_head_a_smaller_request_is_looked_for(make_memory, behind, is_admitted):
+    config = SchedulerConfig(watermark=0)
+    scheduler = Scheduler(config, make_memory("paged", config, num_blocks=4, block_size=4))
+    scheduler.add(Request("running", 8, 4))
+    advance(scheduler)
+    for number in range(behind):
+        scheduler.add(Request(f"large {number}", 12, 2))
+    small = Request("small", 4, 1)
+    scheduler.add(small)
+    assert advance(scheduler) == (small.sequences if is_admitted else [])
+
+
+def test_a_preempted_head_has_used_up_the_bypasses_it_granted_before(make_memory):
+    config = SchedulerConfig(watermark=0, max_bypass=1)
+    scheduler = Scheduler(config, make_memory("paged", config, num_blocks=6, block_size=4))
+    old, large = Request("old", 4, 20), Request("large", 13, 9)
+    for request in (old, Request("filler", 8, 1), large, Request("first", 3, 1)):
+        scheduler.add(request)
+    assert [s.request.request_id for s in advance(scheduler)] == ["old", "filler", "first"]
+    assert advance(scheduler) == large.sequences
+    while not large.sequences[0].num_preemptions:
+        advance(scheduler)
+    second = Request("second", 3, 1)
+    scheduler.add(second)
+    assert advance(scheduler) == []  # three blocks are free, and large needs five
+    scheduler.abort("old")
+    assert advance(scheduler) == large.sequences + second.sequences
+
+
 def test_the_queue_is_served_in_the_order_of_arrival(make_memory):
     config = SchedulerConfig(max_num_seqs=2)
     scheduler = Scheduler(config, make_memory("paged", config, num_blocks=100, block_size=4))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from looseleaf.errors import InvalidRequest
 from looseleaf.scheduler import InvalidCommit, Request, Scheduler, SchedulerConfig, SequenceState, StepOutOfOrder
 
 
@@ -101,13 +100,6 @@ def test_a_plan_that_failed_to_run_is_dropped_by_abort_and_commit(scheduler):
     scheduler.commit(plan, [], 0.0)
     scheduler.add(Request("c", 4, 4))
     assert scheduler.schedule(0.0).num_tokens == 4
-
-
-def test_a_sequence_of_no_added_request_cannot_be_finished(scheduler):
-    scheduler.add(Request("a", 4, 4))
-    with pytest.raises(InvalidRequest, match="never added"):
-        scheduler.finish(Request("a", 4, 4).sequences[0])
-    assert scheduler.num_waiting == 1
 
 
 def test_events_are_stamped_with_the_step_of_the_plan(scheduler):

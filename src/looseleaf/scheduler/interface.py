@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,8 @@ class Sequence:
     precedence: tuple[int, int] = (0, 0)
     """(place of its request in the order of `add`, sample): the smaller runs first, the larger is preempted
     first. Set by the scheduler."""
+    num_bypasses: int = 0
+    """Smaller requests that were admitted past it while it was the head of the queue, in its whole life."""
 
     @property
     def num_seats(self) -> int:
@@ -69,6 +72,9 @@ class Sequence:
 
     def __str__(self) -> str:
         return f"sample {self.sample} of request {self.request.request_id!r}"
+
+
+by_precedence = attrgetter("precedence")
 
 
 @dataclass(eq=False, slots=True)

@@ -64,7 +64,7 @@ def check_finished(plan: StepPlan, finished: AbstractSet[Sequence], decodes_at_l
         if sequence not in sampled and sequence.state is not SequenceState.FINISHED:
             raise InvalidCommit(
                 f"Step {plan.step} sampled no token of {sequence}, which is reported as finished.",
-                hint="End a sequence outside its step with finish() or abort().",
+                hint="End a request outside its step with abort().",
             )
     for sequence in due:
         if sequence not in finished:

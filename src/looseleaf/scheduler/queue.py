@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from operator import attrgetter
 
-from looseleaf.scheduler.interface import Sequence
+from looseleaf.scheduler.interface import Sequence, by_precedence
 
 LOOKAHEAD = 64
 """How far behind a blocked head a smaller request is looked for; bounds the cost of a step with a long queue."""
-
-_precedence = attrgetter("precedence")
 
 
 class WaitingQueue:
     """Sequences in order of precedence; one that was preempted returns to where it came from.
 
-    While the head is blocked, at most `max_bypass` others are taken past it in total; then everyone waits
-    for it. So a sequence with k others before it is passed at most `(k + 1) * max_bypass` times by later ones.
+    At most `max_bypass` others are taken past a sequence while it is the blocked head, in its whole life: a
+    preemption does not start the count anew. Then everyone waits for it. Whoever passes a sequence passes the head
+    too, so one that arrives when k earlier ones have not ended is passed at most `(k + 1) * max_bypass` times.
     """
 
     def __init__(self, max_bypass: int) -> None:
         self._max_bypass = max_bypass
         self._sequences: list[Sequence] = []
-        self._times_passed: dict[Sequence, int] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -33,18 +30,17 @@ class WaitingQueue:
         return iter(self._sequences)
 
     def add(self, sequence: Sequence) -> None:
-        insort(self._sequences, sequence, key=_precedence)
+        insort(self._sequences, sequence, key=by_precedence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take it out for good (abort, finish); nobody is passed by that."""
-        del self._sequences[bisect_left(self._sequences, sequence.precedence, key=_precedence)]
-        self._times_passed.pop(sequence, None)
+        """Take it out for good (abort); nobody is passed by that."""
+        del self._sequences[bisect_left(self._sequences, sequence.precedence, key=by_precedence)]
 
     def candidate(self, position: int) -> Sequence | None:
         """Who may be admitted next, given that all before `position` are blocked; None: nobody."""
         if position >= len(self._sequences) or position > LOOKAHEAD:
             return None
-        if position and self._times_passed.get(self._sequences[0], 0) >= self._max_bypass:
+        if position and self._sequences[0].num_bypasses >= self._max_bypass:
             return None
         return self._sequences[position]
 
@@ -52,5 +48,5 @@ class WaitingQueue:
         """Remove a candidate that is admitted; if it was not the head, the head has been passed once more."""
         head = self._sequences[0]
         if sequence is not head:
-            self._times_passed[head] = self._times_passed.get(head, 0) + 1
+            head.num_bypasses += 1
         self.remove(sequence)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from operator import attrgetter
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from looseleaf.scheduler.interface import Sequence
-
-_precedence = attrgetter("precedence")
+from looseleaf.scheduler.interface import Sequence, by_precedence
 
 Index: TypeAlias = slice | NDArray[np.intp]
 
@@ -82,4 +79,4 @@ class DecodeSet:
         return step * self._table.shape[1]
 
     def _column(self, sequence: Sequence) -> int:
-        return bisect_left(self.sequences, sequence.precedence, key=_precedence)
+        return bisect_left(self.sequences, sequence.precedence, key=by_precedence)

@@ -12,7 +12,6 @@ import math
 from bisect import insort
 from collections.abc import Collection
 from itertools import islice
-from operator import attrgetter
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -22,15 +21,13 @@ from looseleaf.errors import ConfigurationError, InvalidRequest
 from looseleaf.memory.errors import OutOfBlocks
 from looseleaf.memory.interface import CopyPairs, KVMemory, SequenceIds
 from looseleaf.scheduler.errors import StepOutOfOrder
-from looseleaf.scheduler.interface import Request, SchedulerConfig, Sequence, SequenceState, StepPlan
+from looseleaf.scheduler.interface import Request, SchedulerConfig, Sequence, SequenceState, StepPlan, by_precedence
 from looseleaf.scheduler.limits import check_request, largest_request
 from looseleaf.scheduler.plan import build_plan, check_finished
 from looseleaf.scheduler.queue import WaitingQueue
 from looseleaf.scheduler.running import DecodeSet
 
 WaitingReason: TypeAlias = Literal["blocks", "seats", "budget"]
-
-_precedence = attrgetter("precedence")
 
 
 class Scheduler:
@@ -84,7 +81,7 @@ class Scheduler:
 
     @property
     def running(self) -> list[Sequence]:
-        return sorted(self._prefilling + self._decoding.sequences, key=_precedence)
+        return sorted(self._prefilling + self._decoding.sequences, key=by_precedence)
 
     @property
     def waiting_reason(self) -> WaitingReason | None:
@@ -116,28 +113,10 @@ class Scheduler:
         if request is None:
             return []
         live = [sequence for sequence in request.sequences if sequence.state is not SequenceState.FINISHED]
-        self._note_end_in_flight()
+        self._ended_in_flight = self._ended_in_flight or bool(self._plan)
         for sequence in live:
             self._end(sequence)
         return live
-
-    def finish(self, sequence: Sequence) -> None:
-        """End one sequence, also while a plan is in flight; its siblings go on. Does nothing if it has ended.
-
-        Raises `InvalidRequest` if its request was never added.
-        """
-        if sequence.state is SequenceState.FINISHED:
-            return
-        request = sequence.request
-        if self._requests.get(request.request_id) is not request:
-            raise InvalidRequest(f"{sequence} was never added.")
-        self._note_end_in_flight()
-        self._end(sequence)
-        # The one that computed the prompt for all is gone: the next sample computes it anew.
-        if (heirs := request.pending_forks) and len(heirs) == sum(
-            s.state is not SequenceState.FINISHED for s in request.sequences
-        ):
-            self._enqueue(heirs[0])
 
     def schedule(self, now: float) -> StepPlan:  # noqa: ARG002 (for policies that weigh time)
         """Decide the next step. Decodes go first, then prefills in progress, then admissions.
@@ -180,8 +159,9 @@ class Scheduler:
     def commit(self, plan: StepPlan, finished: Collection[Sequence], now: float) -> None:  # noqa: ARG002 (as above)
         """Record that `plan` was run and every due token sampled; `finished` sequences give back their blocks.
 
-        Sequences that `abort` or `finish` ended while the plan was in flight are passed over. So a plan that
-        failed to run is dropped by aborting its requests and committing it.
+        Sequences that `abort` ended while the plan was in flight are passed over. So a plan that failed to run is
+        dropped by aborting its requests and committing it, but not before its `copies` are made: among them are those
+        of forks that are not in `plan.sequences`, because the budget lets them decode in a later step only.
         Raises `StepOutOfOrder`, or `InvalidCommit` if `finished` contradicts the plan.
         """
         done = set(finished)
@@ -231,7 +211,7 @@ class Scheduler:
                 return picked
 
     def _preempt_latest(self) -> Sequence:
-        victim = max((group[-1] for group in (self._prefilling, self._decoding.sequences) if group), key=_precedence)
+        victim = max((group[-1] for group in (self._prefilling, self._decoding.sequences) if group), key=by_precedence)
         self._leave_memory(victim)
         self._back_to_queue(victim, dropped=victim.num_computed)
         return victim
@@ -279,7 +259,7 @@ class Scheduler:
         )
         self._waiting.take(sequence)
         sequence.state = SequenceState.RUNNING
-        insort(self._prefilling, sequence, key=_precedence)
+        insort(self._prefilling, sequence, key=by_precedence)
 
     def _leave_memory(self, sequence: Sequence) -> None:
         self.memory.release(sequence.seq_id)
@@ -325,9 +305,6 @@ class Scheduler:
         sequence.state = SequenceState.WAITING
         self._waiting.add(sequence)
         self._nothing_admissible = False
-
-    def _note_end_in_flight(self) -> None:
-        self._ended_in_flight = self._ended_in_flight or bool(self._plan)
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.state is SequenceState.RUNNING:
