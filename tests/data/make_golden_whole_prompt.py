@@ -46,11 +46,12 @@ def main() -> None:
     path = resolve_model().path
     items = json.loads((FOLDER / "golden.json").read_text(encoding="utf-8"))["items"]
     made = [{key: item[key] for key in ("kind", "text", "prompt_ids")} for item in items]
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    model.bfloat16()
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+        for weight in model.parameters():  # not model.bfloat16(): that rounds the rotary frequencies too
+            weight.data = weight.data.bfloat16().to(dtype)
         for item in made:
-            item[name] = continued(model.to(dtype), item["prompt_ids"])
+            item[name] = continued(model, item["prompt_ids"])
     content = {
         "model": "smollm2-hf (Q4_1 GGUF dequantised, bf16 weights)",
         "made_by": f"transformers {transformers.__version__}, torch {torch.__version__}: generate(do_sample=False, "
