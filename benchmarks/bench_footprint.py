@@ -11,6 +11,7 @@ import argparse
 import gc
 import json
 import random
+import sys
 from pathlib import Path
 
 import psutil
@@ -75,16 +76,24 @@ def main() -> None:
         "peak while loading": loading_peak,
         "resident when loaded": loaded,
         "peak while running": running_peak,
-        "peak beyond process + weights + pool": running_peak - before - weights - engine.pool.nbytes,
         f"resident after {per_wave} short requests": resident[0],
         f"resident after {waves * per_wave // 2}": resident[waves // 2 - 1],
         f"resident after {waves * per_wave}": resident[-1],
     }
+    beyond = running_peak - before - weights - engine.pool.nbytes
+    ratios = {
+        "peak beyond process + weights + pool, of the bound (limit 1)": beyond / bound,
+        "resident at the end, of that half-way (limit 1.01)": resident[-1] / resident[waves // 2 - 1],
+    }
     if options.json:
-        print(json.dumps(figures))
-        return
-    for name, value in figures.items():
-        print(f"{name:<42} {format_bytes(value):>12}")
+        print(json.dumps(figures | ratios))
+    else:
+        for name, value in figures.items():
+            print(f"{name:<62} {format_bytes(value):>12}")
+        for name, ratio in ratios.items():
+            print(f"{name:<62} {ratio:>12.3f}")
+    if beyond > bound or resident[-1] > 1.01 * resident[waves // 2 - 1]:
+        sys.exit("a limit is exceeded")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from looseleaf.engine.sampling_errors import InvalidParameter
-from looseleaf.engine.sampling_params import SamplingParams
+from looseleaf.engine.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from looseleaf.models.store import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class SamplingOptions:
             help="Most tokens of an answer; none: up to the longest sequence.",
             rich_help_panel=SAMPLING,
         ),
-    ] = 256
+    ] = DEFAULT_MAX_TOKENS
     min_tokens: Annotated[
         int, typer.Option(help="Tokens that come before an answer may end.", rich_help_panel=SAMPLING)
     ] = 0
@@ -240,6 +240,8 @@ class SamplingOptions:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["logit_bias"] = parse_logit_bias(self.logit_bias or ())
         values |= {name: tuple(values[name] or ()) for name in ("stop", "stop_token_ids")}
+        if self.max_tokens == DEFAULT_MAX_TOKENS:
+            values["max_tokens"] = DEFAULT_MAX_TOKENS  # gives way to what fits, as a plain 256 would not
         return SamplingParams(**values)
 
 

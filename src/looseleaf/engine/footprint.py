@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from looseleaf.engine.config import EngineConfig
+from looseleaf.engine.config import EngineConfig, format_bytes
+from looseleaf.engine.kv_pool import PoolSize
 from looseleaf.engine.row_copies import SLICE_ELEMENTS
+from looseleaf.errors import ConfigurationError
 from looseleaf.kernels.reference import PARTITION_TOKENS, PARTITIONS_AT_ONCE
 from looseleaf.models.config import ModelConfig
 
@@ -13,6 +15,17 @@ FLOAT32 = 4
 
 PROMPT_LOGPROB_ROWS = 32
 """Prompt positions whose logits are held at once; those of a whole prompt would be the largest tensor of all."""
+
+
+def check_footprint(model: ModelConfig, config: EngineConfig, pool: PoolSize, free: int) -> None:
+    """Raise `ConfigurationError` if the pool and the largest step do not fit into `free` bytes together."""
+    workspace = workspace_bound(model, config, pool.max_model_len)
+    if pool.nbytes + workspace > free:
+        raise ConfigurationError(
+            f"The KV cache takes {format_bytes(pool.nbytes)} and one step up to {format_bytes(workspace)}, but only "
+            f"{format_bytes(free)} are free.",
+            hint="Give the KV cache less, or lower max_num_batched_tokens or max_model_len.",
+        )
 
 
 def workspace_bound(model: ModelConfig, config: EngineConfig, max_model_len: int) -> int:
@@ -42,6 +55,6 @@ def workspace_bound(model: ModelConfig, config: EngineConfig, max_model_len: int
     rows = max(config.max_num_seqs, PROMPT_LOGPROB_ROWS)
     slice_rows = min(rows, max(SLICE_ELEMENTS // model.vocab_size, torch.get_num_threads(), 1))
     sampling = (2 * rows + 5 * slice_rows) * model.vocab_size * FLOAT32
-    # Token ids by seat and block tables; the sums above are of one step, these stay.
-    tables = 2 * config.max_num_seqs * max_model_len * 4
+    # Token ids by seat, block tables and rotary angles (while they grow); the sums above are of one step, these stay.
+    tables = 2 * config.max_num_seqs * max_model_len * 4 + 4 * max_model_len * model.head_dim * FLOAT32
     return tables + stream + gathered * kv_row + max(mlp, attention, sampling)

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.footprint import workspace_bound
+from looseleaf.engine.footprint import check_footprint
 from looseleaf.engine.kv_pool import size_pool
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.prompts import Prompt, TokenPrompt, split_prompts
@@ -25,13 +25,11 @@ from looseleaf.engine.running_request import SampleDelta
 from looseleaf.engine.sampling_params import SamplingParams, as_params
 from looseleaf.errors import InvalidRequest
 from looseleaf.kernels import native
-from looseleaf.models.loader import load_model
-from looseleaf.models.store import resolve_model
+from looseleaf.models.loader import load_model_and_tokenizer
+from looseleaf.models.store import DEFAULT_MODEL, resolve_model
 from looseleaf.models.tokenizer import Tokenizer
 
 logger = logging.getLogger("looseleaf")
-
-DEFAULT_MODEL = "smollm2-135m"
 
 
 def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None) -> Engine:
@@ -43,12 +41,11 @@ def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None =
     path = resolve_model(str(model)).path
     started = time.perf_counter()
     dtype = config.torch_dtype
-    weights, model_config = load_model(path, dtype)
-    tokenizer = Tokenizer.from_path(path)
+    weights, tokenizer = load_model_and_tokenizer(path, dtype)
     native.is_available()  # says so, once, if the extension is missing
-    longest = config.max_model_len or model_config.max_position_embeddings
-    free = psutil.virtual_memory().available - workspace_bound(model_config, config, longest)
-    pool = size_pool(model_config, config, dtype, available=max(free, 0))
+    free = psutil.virtual_memory().available
+    pool = size_pool(weights.config, config, dtype, available=free)
+    check_footprint(weights.config, config, pool, free)
     engine = Engine(weights, tokenizer, config, pool)
     logger.info(
         "Loaded %s (%s) in %.1f s.", path.name, str(dtype).removeprefix("torch."), time.perf_counter() - started

@@ -46,11 +46,6 @@ class Tokenizer:
         self.chat_templates = ChatTemplates(chat_templates or {}, self.special_tokens)
 
     @classmethod
-    def from_path(cls, path: Path) -> Tokenizer:
-        """Load from a model folder or a GGUF file."""
-        return cls.from_folder(path) if path.is_dir() else cls.from_gguf(path)
-
-    @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
         """Load tokenizer.json and what lies beside it, as transformers does.
 
