@@ -63,7 +63,9 @@ def main() -> None:
     waves, per_wave = 20, options.requests // 20
     for _ in range(waves):
         prompts = [[generator.randrange(17, 49_152) for _ in range(generator.randint(1, 4))] for _ in range(per_wave)]
-        run_workload(engine, [(prompt, SamplingParams(max_tokens=2, ignore_eos=True)) for prompt in prompts])
+        run_workload(
+            engine, [(prompt, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)) for prompt in prompts]
+        )
         gc.collect()
         resident.append(process.memory_info().rss)
     engine.memory.audit()
