@@ -13,6 +13,10 @@ from looseleaf.models.config import ModelConfig
 
 FLOAT32 = 4
 
+ALLOCATOR_FACTOR = 2
+"""What the C library keeps of freed tensors, and the buffers of torch's own products, on top of the tensors that are
+alive: measured at up to 1.34 times the sum below (benchmarks/bench_footprint.py)."""
+
 PROMPT_LOGPROB_ROWS = 32
 """Prompt positions whose logits are held at once; those of a whole prompt would be the largest tensor of all."""
 
@@ -57,4 +61,4 @@ def workspace_bound(model: ModelConfig, config: EngineConfig, max_model_len: int
     sampling = (2 * rows + 5 * slice_rows) * model.vocab_size * FLOAT32
     # Token ids by seat, block tables and rotary angles (while they grow); the sums above are of one step, these stay.
     tables = 2 * config.max_num_seqs * max_model_len * 4 + 4 * max_model_len * model.head_dim * FLOAT32
-    return tables + stream + gathered * kv_row + max(mlp, attention, sampling)
+    return ALLOCATOR_FACTOR * (tables + stream + gathered * kv_row + max(mlp, attention, sampling))
