@@ -59,6 +59,14 @@ def test_a_stopped_answer_is_remembered_as_far_as_it_came() -> None:
     assert list(conversation.ask("again"))
 
 
+def test_by_default_old_turns_make_room_for_a_whole_answer() -> None:
+    engine = tiny_engine(tiny_model(), max_model_len=96)
+    conversation = Conversation(engine, SamplingParams(temperature=0), None)
+    for number in range(8):
+        list(conversation.ask(f"question {number}"))
+        assert conversation.cost.prompt_tokens <= 96 // 2
+
+
 @pytest.mark.parametrize("max_tokens", [6, None])
 def test_a_full_context_forgets_the_oldest_turns(max_tokens: int | None) -> None:
     engine = tiny_engine(tiny_model(), max_model_len=96)

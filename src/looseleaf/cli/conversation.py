@@ -50,7 +50,9 @@ class Conversation:
         self._engine = engine
         self._params = params
         room = min(ROOM_FOR_AN_ANSWER, engine.scheduler.largest_request // 2)
-        self._must_fit = params if params.max_tokens is not None else replace(params, max_tokens=max(room, 1))
+        # What gives way to what fits would leave an answer a token at the context's end rather than drop a turn.
+        limited = params.max_tokens is not None and not params.max_tokens_is_default
+        self._must_fit = params if limited else replace(params, max_tokens=max(room, 1, params.min_tokens))
         self._beginning: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._turns: list[Message] = []
         self.cost = AnswerCost()
