@@ -1,15 +1,22 @@
-// The operators that Python sees as torch.ops.looseleaf.*. Only torch's stable ABI is used.
+// Opens the namespace torch.ops.looseleaf; larger folders register their own operators. Only torch's stable ABI is used.
 #include <torch/csrc/stable/library.h>
 
-#include "block_copy.h"
-#include "cpu_features.h"
+#include "isa/isa.h"
+#include "machine/cpu_features.h"
+#include "memory/block_copy.h"
 
 STABLE_TORCH_LIBRARY(looseleaf, library) {
   library.def("cpu_features() -> str");
+  library.def("available_isas() -> str");
+  library.def("isa_name() -> str");
+  library.def("select_isa(str name) -> ()");
   library.def("copy_blocks(Tensor(a!) cache, Tensor source, Tensor destination) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(looseleaf, CompositeExplicitAutograd, library) {
   library.impl("cpu_features", TORCH_BOX(&looseleaf::cpu_features));
+  library.impl("available_isas", TORCH_BOX(&looseleaf::available_isas));
+  library.impl("isa_name", TORCH_BOX(&looseleaf::isa_name));
+  library.impl("select_isa", TORCH_BOX(&looseleaf::select_isa));
   library.impl("copy_blocks", TORCH_BOX(&looseleaf::copy_blocks));
 }

@@ -1,0 +1,23 @@
+#include "isa.h"
+
+#if defined(__AMX_BF16__)
+#define LOOSELEAF_AVX512_BF16 1
+#define LOOSELEAF_AMX 1
+#include "../simd/avx512.h"
+#include "../simd/math.h"
+
+#include "../attention/attention_kernels.inc"
+#include "../linear/linear_kernels.inc"
+#include "../step/step_kernels.inc"
+
+namespace looseleaf {
+namespace {
+const KernelTable kernel_table = {attention_kernels, linear_kernels, step_kernels};
+}
+extern const KernelTable* const amx_kernels = &kernel_table;
+}  // namespace looseleaf
+#else
+namespace looseleaf {
+extern const KernelTable* const amx_kernels = nullptr;
+}
+#endif

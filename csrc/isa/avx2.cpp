@@ -1,0 +1,21 @@
+#include "isa.h"
+
+#if defined(__AVX2__)
+#include "../simd/avx2.h"
+#include "../simd/math.h"
+
+#include "../attention/attention_kernels.inc"
+#include "../linear/linear_kernels.inc"
+#include "../step/step_kernels.inc"
+
+namespace looseleaf {
+namespace {
+const KernelTable kernel_table = {attention_kernels, linear_kernels, step_kernels};
+}
+extern const KernelTable* const avx2_kernels = &kernel_table;
+}  // namespace looseleaf
+#else
+namespace looseleaf {
+extern const KernelTable* const avx2_kernels = nullptr;
+}
+#endif

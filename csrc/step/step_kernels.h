@@ -1,0 +1,8 @@
+// Entry points of one instruction set's step kernels.
+#pragma once
+
+namespace looseleaf {
+
+struct StepKernels {};
+
+}  // namespace looseleaf
