@@ -116,7 +116,7 @@ def tiny_engine(
         shape.num_layers,
         shape.num_kv_heads,
         shape.head_dim,
-        4,
+        config.torch_kv_dtype,
     )
     return Engine(model, tiny_tokenizer(), config, pool)
 

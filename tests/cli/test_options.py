@@ -36,6 +36,8 @@ def test_defaults_are_the_engines() -> None:
 def test_every_setting_reaches_the_engine() -> None:
     engine = EngineOptions(
         dtype="bfloat16",
+        quantization="int8",
+        kv_cache_dtype="int8",
         kv_cache_memory="1GiB",
         block_size=8,
         allocator="contiguous-pow2",

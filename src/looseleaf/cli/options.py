@@ -65,10 +65,26 @@ class EngineOptions:
             rich_help_panel=MODEL,
         ),
     ] = "auto"
+    quantization: Annotated[
+        str,
+        typer.Option(
+            help="Weights: none (as published), int8 (rounded when loaded), or gguf (a GGUF file's own 4- and 8-bit "
+            "blocks, kept as they are). [bold]looseleaf quality[/] measures what it costs.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "none"
     threads: Annotated[
         int | None,
         typer.Option(help="Processor threads to compute with. Default: one per core.", min=1, rich_help_panel=MODEL),
     ] = None
+    kv_cache_dtype: Annotated[
+        str,
+        typer.Option(
+            help="How keys and values are held: float32, bfloat16, int8 (twice the tokens of bfloat16), or auto: as "
+            "--dtype.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = "auto"
     kv_cache_memory: Annotated[
         str,
         typer.Option(

@@ -107,13 +107,14 @@ def show_memory(
 
 def load_small_engine(model: str, config: EngineConfig, blocks: int) -> Engine:
     """The engine of `config` with a pool of exactly `blocks` blocks."""
+    from looseleaf.engine.kv_pool import bytes_of_block
     from looseleaf.engine.llm import load_engine
     from looseleaf.models.loader import load_config
     from looseleaf.models.store import resolve_model
 
     path = resolve_model(model).path
     slots = blocks * config.block_size
-    memory = slots * load_config(path).kv_bytes_per_token(config.torch_dtype)
+    memory = blocks * bytes_of_block(load_config(path), config)
     longest = None if config.max_model_len is None else min(config.max_model_len, slots)
     return load_engine(path, replace(config, kv_cache_memory=memory, max_model_len=longest))
 

@@ -19,6 +19,8 @@ from looseleaf.memory.factory import check_allocator
 from looseleaf.scheduler.interface import SchedulerConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+KV_DTYPES = {**DTYPES, "int8": torch.int8}
+QUANTIZATIONS = ("none", "int8", "gguf")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(%)|((?:[KMGT]I?)?)B?)\s*", re.IGNORECASE)
 
@@ -29,6 +31,11 @@ class EngineConfig:
 
     dtype: str = "auto"
     """"float32", "bfloat16", or "auto": bfloat16 where the processor multiplies it natively, else float32."""
+    quantization: str = "none"
+    """Weights: "none" keeps them as they are published, "int8" rounds the matrices to 8 bits when they are loaded,
+    "gguf" keeps the 4- and 8-bit blocks of a GGUF file as they are instead of widening them."""
+    kv_cache_dtype: str = "auto"
+    """"float32", "bfloat16", "int8", or "auto": that of the model. "int8" holds about twice the tokens of bfloat16."""
     kv_cache_memory: float | str = "10%"
     """Bytes for keys and values: a number, a size ("2GiB", "800MB"), or a share of the free memory ("10%")."""
     block_size: int = 16
@@ -47,6 +54,14 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
             raise ConfigurationError(f"dtype {self.dtype!r} is unknown.", hint=f"Use auto, {', '.join(DTYPES)}.")
+        if self.kv_cache_dtype not in ("auto", *KV_DTYPES):
+            raise ConfigurationError(
+                f"kv_cache_dtype {self.kv_cache_dtype!r} is unknown.", hint=f"Use auto, {', '.join(KV_DTYPES)}."
+            )
+        if self.quantization not in QUANTIZATIONS:
+            raise ConfigurationError(
+                f"quantization {self.quantization!r} is unknown.", hint=f"Use {', '.join(QUANTIZATIONS)}."
+            )
         for name in ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_bypass", "seed"):
             value = getattr(self, name)
             if not is_integer(value) and not (value is None and name == "max_model_len"):
@@ -89,6 +104,10 @@ class EngineConfig:
             return DTYPES[self.dtype]
         fast_bfloat16 = {"avx512_bf16", "amx_bf16"} & set(native.cpu_features())
         return torch.bfloat16 if fast_bfloat16 else torch.float32
+
+    @property
+    def torch_kv_dtype(self) -> torch.dtype:
+        return self.torch_dtype if self.kv_cache_dtype == "auto" else KV_DTYPES[self.kv_cache_dtype]
 
 
 def parse_memory(size: float | str, *, available: int) -> int:

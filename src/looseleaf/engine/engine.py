@@ -88,7 +88,7 @@ class Engine:
             block_size=pool.block_size,
             num_kv_heads=pool.num_kv_heads,
             head_dim=pool.head_dim,
-            dtype=model.dtype,
+            dtype=pool.kv_dtype,
         )
         self.scheduler = Scheduler(config.scheduler_config(pool.max_model_len), self.memory)
         self.on_plan: Callable[[StepPlan], None] | None = None

@@ -8,6 +8,7 @@ import torch
 
 from looseleaf.engine.config import EngineConfig, format_bytes, parse_memory
 from looseleaf.errors import ConfigurationError
+from looseleaf.kernels import layout
 from looseleaf.models.config import ModelConfig
 
 
@@ -21,11 +22,16 @@ class PoolSize:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    element_bytes: int
+    kv_dtype: torch.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        """One block in all layers, with the scales of an int8 cache."""
+        return self.num_layers * layout.block_bytes(self.kv_dtype, self.block_size, self.num_kv_heads, self.head_dim)
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
+        return -(-self.block_bytes // self.block_size)
 
     @property
     def num_tokens(self) -> int:
@@ -33,7 +39,7 @@ class PoolSize:
 
     @property
     def nbytes(self) -> int:
-        return self.num_tokens * self.bytes_per_token
+        return self.num_blocks * self.block_bytes
 
     @property
     def blocks_per_longest(self) -> int:
@@ -45,30 +51,44 @@ class PoolSize:
         return self.num_blocks // self.blocks_per_longest
 
     def __str__(self) -> str:
-        formula = (
-            f"2 × {self.num_layers} layers × {self.num_kv_heads} KV heads × {self.head_dim} × {self.element_bytes}"
-        )
         return (
             f"KV cache: {self.num_blocks:,} blocks × {self.block_size} tokens = {self.num_tokens:,} tokens "
-            f"in {format_bytes(self.nbytes)}; {self.bytes_per_token:,} bytes per token ({formula} bytes). Requests of "
-            f"the maximum length, {self.max_model_len:,} tokens, that fit at once: {self.longest_at_once:,}."
+            f"in {format_bytes(self.nbytes)}; {self.bytes_per_token:,} bytes per token ({self._formula()}). "
+            f"Requests of the maximum length, {self.max_model_len:,} tokens, that fit at once: "
+            f"{self.longest_at_once:,}."
+        )
+
+    def _formula(self) -> str:
+        heads = f"2 × {self.num_layers} layers × {self.num_kv_heads} KV heads"
+        size, scale = self.kv_dtype.itemsize, layout.SCALE_BYTES if self.kv_dtype == torch.int8 else 0
+        plain = 2 * self.num_layers * self.num_kv_heads * (self.head_dim * size + scale)
+        padding = self.bytes_per_token - plain
+        return (
+            (f"{heads} × ({self.head_dim} + a scale of {scale})" if scale else f"{heads} × {self.head_dim} × {size}")
+            + " bytes"
+            + (f" + {padding:,} of padding" if padding else "")
         )
 
 
-def size_pool(model: ModelConfig, config: EngineConfig, dtype: torch.dtype, *, available: int) -> PoolSize:
+def bytes_of_block(model: ModelConfig, config: EngineConfig) -> int:
+    """Bytes of one block of `config.block_size` tokens in all layers, as `config.kv_cache_dtype` stores them."""
+    layer = layout.block_bytes(config.torch_kv_dtype, config.block_size, model.num_kv_heads, model.head_dim)
+    return model.num_layers * layer
+
+
+def size_pool(model: ModelConfig, config: EngineConfig, *, available: int) -> PoolSize:
     """Blocks for `config.kv_cache_memory` bytes, and the longest sequence that they and the model allow.
 
     `available`: free memory in bytes, for budgets given as a share. A share is not taken beyond what
     `max_num_seqs` sequences of `max_model_len` could use; bytes given as a number are taken as they are.
     """
     budget = parse_memory(config.kv_cache_memory, available=available)
-    token_bytes = model.kv_bytes_per_token(dtype)
-    block_bytes = token_bytes * config.block_size
+    block_bytes = bytes_of_block(model, config)
     num_blocks = budget // block_bytes
     if num_blocks < 1:
         raise ConfigurationError(
             f"A KV cache of {format_bytes(budget)} is too small for one block: {config.block_size} tokens × "
-            f"{token_bytes:,} bytes = {format_bytes(block_bytes)}.",
+            f"{block_bytes / config.block_size:,.0f} bytes = {format_bytes(block_bytes)}.",
             hint=f"Give at least {format_bytes(block_bytes)}, or a smaller block size.",
         )
     if available and num_blocks * block_bytes > available:
@@ -94,5 +114,11 @@ def size_pool(model: ModelConfig, config: EngineConfig, dtype: torch.dtype, *, a
             )
         longest = num_blocks * config.block_size
     return PoolSize(
-        num_blocks, config.block_size, longest, model.num_layers, model.num_kv_heads, model.head_dim, dtype.itemsize
+        num_blocks,
+        config.block_size,
+        longest,
+        model.num_layers,
+        model.num_kv_heads,
+        model.head_dim,
+        config.torch_kv_dtype,
     )

@@ -44,7 +44,7 @@ def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None =
     weights, tokenizer = load_model_and_tokenizer(path, dtype)
     native.is_available()  # says so, once, if the extension is missing
     free = psutil.virtual_memory().available
-    pool = size_pool(weights.config, config, dtype, available=free)
+    pool = size_pool(weights.config, config, available=free)
     check_footprint(weights.config, config, pool, free)
     engine = Engine(weights, tokenizer, config, pool)
     logger.info(
