@@ -8,11 +8,12 @@
 
 #include "../attention/attention_kernels.inc"
 #include "../linear/linear_kernels.inc"
+#include "../machine/machine_kernels.inc"
 #include "../step/step_kernels.inc"
 
 namespace looseleaf {
 namespace {
-const KernelTable kernel_table = {attention_kernels, linear_kernels, step_kernels};
+const KernelTable kernel_table = {attention_kernels, linear_kernels, machine_kernels, step_kernels};
 }
 extern const KernelTable* const amx_kernels = &kernel_table;
 }  // namespace looseleaf

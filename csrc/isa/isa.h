@@ -4,6 +4,7 @@
 
 #include "../attention/attention_kernels.h"
 #include "../linear/linear_kernels.h"
+#include "../machine/machine_kernels.h"
 #include "../step/step_kernels.h"
 
 namespace looseleaf {
@@ -14,6 +15,7 @@ enum class Isa { portable, avx2, avx512, avx512_bf16, amx };
 struct KernelTable {
   AttentionKernels attention;
   LinearKernels linear;
+  MachineKernels machine;
   StepKernels step;
 };
 

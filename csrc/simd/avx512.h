@@ -71,6 +71,8 @@ inline F16 scale_by_power(F16 x, F16 n) {
 
 inline I16 zero_int() { return {_mm512_setzero_si512()}; }
 inline I16 load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_int(int32_t* p, I16 x) { _mm512_storeu_si512(p, x.v); }
+inline I16 operator+(I16 x, I16 y) { return {_mm512_add_epi32(x.v, y.v)}; }
 inline F16 to_float(I16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 inline I16 dot_pairs(I16 acc, const int8_t* p, int32_t pair) {
   const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

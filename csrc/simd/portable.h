@@ -149,6 +149,12 @@ inline I16 load_int(const int32_t* p) {
   std::memcpy(r.lane, p, sizeof r.lane);
   return r;
 }
+inline void store_int(int32_t* p, const I16& a) { std::memcpy(p, a.lane, sizeof a.lane); }
+inline I16 operator+(const I16& a, const I16& b) {  // wraps around
+  I16 r;
+  LOOSELEAF_LANES r.lane[i] = int32_t(uint32_t(a.lane[i]) + uint32_t(b.lane[i]));
+  return r;
+}
 inline F16 to_float(const I16& a) {
   F16 r;
   LOOSELEAF_LANES r.lane[i] = float(a.lane[i]);

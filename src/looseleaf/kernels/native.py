@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -10,10 +13,30 @@ import torch
 from torch import Tensor
 
 import looseleaf.kernels
+from looseleaf.errors import ConfigurationError
+
+ISA_VARIABLE = "LOOSELEAF_ISA"
 
 
 class NativeExtensionMissing(UserWarning):
     """Looseleaf runs on its reference kernels, because the C++ extension was not built or cannot be loaded."""
+
+
+class InstructionSetUnavailable(ConfigurationError):
+    """The instruction set that was named is unknown, or this machine cannot run it.
+
+    Attributes: `name`, and `available`, the names that can be chosen here, worst first.
+    """
+
+    def __init__(self, name: str, available: list[str], asked_by: str = "") -> None:
+        super().__init__(
+            f"This machine cannot run kernels for {name!r}{asked_by}.",
+            hint=f"It can run {', '.join(available)}; by default the last of these."
+            if available
+            else "There is nothing to choose from without the native extension.",
+        )
+        self.name = name
+        self.available = available
 
 
 def _find_library() -> Path | None:
@@ -24,7 +47,10 @@ def _find_library() -> Path | None:
 
 @cache
 def is_available() -> bool:
-    """Load the extension on the first call. Warns once, naming the reason, if that fails."""
+    """Load the extension on the first call. Warns once, naming the reason, if that fails.
+
+    Raises `InstructionSetUnavailable` if the environment variable LOOSELEAF_ISA names what cannot be had.
+    """
     path = _find_library()
     if path is None:
         reason = "it was not built (no C++ compiler when Looseleaf was installed?)"
@@ -34,6 +60,7 @@ def is_available() -> bool:
         except OSError as error:
             reason = f"{path} cannot be loaded: {error}"
         else:
+            _obey_environment()
             return True
     warnings.warn(
         f"Looseleaf's native extension is missing: {reason}. The slower reference kernels are used, and "
@@ -42,6 +69,50 @@ def is_available() -> bool:
         stacklevel=2,
     )
     return False
+
+
+def _obey_environment() -> None:
+    name = os.environ.get(ISA_VARIABLE, "")
+    if name:
+        _select_isa(name, f", which {ISA_VARIABLE} asks for")
+
+
+def _select_isa(name: str, asked_by: str = "") -> None:
+    available = torch.ops.looseleaf.available_isas().split(",")
+    if name not in available:
+        raise InstructionSetUnavailable(name, available, asked_by)
+    torch.ops.looseleaf.select_isa(name)
+
+
+def available_isas() -> list[str]:
+    """The instruction sets whose kernels this machine can run, worst first; [] without the extension."""
+    return torch.ops.looseleaf.available_isas().split(",") if is_available() else []
+
+
+def isa() -> str | None:
+    """The instruction set whose kernels are used: the best, or what LOOSELEAF_ISA names; None without extension."""
+    return torch.ops.looseleaf.isa_name() if is_available() else None
+
+
+@contextmanager
+def use_isa(name: str) -> Iterator[None]:
+    """Use the kernels of another instruction set for a while; not while another thread computes.
+
+    Raises `InstructionSetUnavailable`.
+    """
+    before = isa()
+    if before is None:
+        raise InstructionSetUnavailable(name, [])
+    _select_isa(name)
+    try:
+        yield
+    finally:
+        torch.ops.looseleaf.select_isa(before)
+
+
+def build_info() -> str:
+    """The compiler that built the extension, and how; "" without it."""
+    return torch.ops.looseleaf.build_info() if is_available() else ""
 
 
 def cpu_features() -> list[str]:
