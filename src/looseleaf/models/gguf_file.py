@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
+from torch import Tensor
 
+from looseleaf.kernels import gguf as native_gguf
 from looseleaf.models.errors import CorruptModelFile, ModelNotFound, UnsupportedModel
 
 _MAGIC = b"GGUF"
@@ -65,6 +68,15 @@ class GGUFTensor:
         if self.encoding in _PLAIN:
             return np.asarray(encoded.view(_PLAIN[self.encoding]), dtype=np.float32)
         return np.asarray(dequantize(encoded, self.encoding), dtype=np.float32)
+
+    def rounded_rows(self, start: int, stop: int) -> Tensor:
+        """Rows `start` to `stop`, decoded to float32 and rounded to bfloat16: `[stop - start, shape[-1]]`."""
+        if not native_gguf.can_decode(self.encoding.name):
+            return torch.from_numpy(self.rows(start, stop)).bfloat16()
+        encoded = torch.from_numpy(self.data[start:stop])
+        decoded = torch.empty(encoded.shape[0], self.shape[-1], dtype=torch.bfloat16)
+        native_gguf.decode(encoded, self.encoding.name, decoded)
+        return decoded
 
 
 class GGUFFile:

@@ -59,8 +59,11 @@ class GGUFWeights:
         decoded_rows = destination.view(rows, width)
         step = max(1, _VALUES_AT_ONCE // width)
         for start in range(0, rows, step):
-            decoded = torch.from_numpy(tensor.rows(start, start + step))
-            decoded_rows[start : start + step] = decoded.bfloat16() if tensor.is_quantised else decoded
+            decoded_rows[start : start + step] = (
+                tensor.rounded_rows(start, start + step)
+                if tensor.is_quantised
+                else torch.from_numpy(tensor.rows(start, start + step))
+            )
         projection = name.split(".")[-2]
         if projection in self._heads:
             _undo_rotary_order(destination, self._heads[projection])
