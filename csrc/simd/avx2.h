@@ -92,6 +92,43 @@ inline F16 scale_by_power(F16 x, F16 n) {
   return {_mm256_mul_ps(x.a, power(n.a)), _mm256_mul_ps(x.b, power(n.b))};
 }
 
+inline float from_half(uint16_t bits) { return _cvtsh_ss(bits); }
+inline uint16_t to_half(float x) { return uint16_t(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)); }
+inline F16 load_half(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline __m256i packed_int16(F16 x) {
+  const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+  return _mm256_permute4x64_epi64(words, 0xd8);
+}
+inline void store_int16(int16_t* p, F16 x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed_int16(x)); }
+inline void store_int8(int8_t* p, F16 x) {
+  const __m256i words = packed_int16(x);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+
+struct Pairs {
+  __m256i a, b;
+};
+inline Pairs widen_pairs(const int8_t* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
+}
+template <int which>
+inline Pairs nibble_pairs(const uint16_t* p) {
+  const auto nibble = [](const uint16_t* q) {
+    const __m256i shifted = _mm256_srli_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(q)), 4 * which);
+    return which == 3 ? shifted : _mm256_and_si256(shifted, _mm256_set1_epi16(15));
+  };
+  return {nibble(p), nibble(p + 16)};
+}
+inline I16 set1_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I16 dot_pairs(I16 acc, Pairs p, int32_t pair) {
+  const __m256i x = _mm256_set1_epi32(pair);
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(p.a, x)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(p.b, x))};
+}
 inline I16 zero_int() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline I16 load_int(const int32_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),

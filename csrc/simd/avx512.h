@@ -69,6 +69,37 @@ inline F16 scale_by_power(F16 x, F16 n) {
   return {_mm512_mul_ps(x.v, _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23)))};
 }
 
+inline float from_half(uint16_t bits) { return _cvtsh_ss(bits); }
+inline uint16_t to_half(float x) { return uint16_t(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)); }
+inline F16 load_half(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline void store_int16(int16_t* p, F16 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.v)));
+}
+inline void store_int8(int8_t* p, F16 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x.v)));
+}
+
+struct Pairs {
+  __m512i v;
+};
+inline Pairs widen_pairs(const int8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+template <int which>
+inline Pairs nibble_pairs(const uint16_t* p) {
+  const __m512i shifted = _mm512_srli_epi16(_mm512_loadu_si512(p), 4 * which);
+  return {which == 3 ? shifted : _mm512_and_si512(shifted, _mm512_set1_epi16(15))};
+}
+inline I16 set1_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline I16 dot_pairs(I16 acc, Pairs p, int32_t pair) {
+#if defined(__AVX512VNNI__)
+  return {_mm512_dpwssd_epi32(acc.v, p.v, _mm512_set1_epi32(pair))};
+#else
+  return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(p.v, _mm512_set1_epi32(pair)))};
+#endif
+}
 inline I16 zero_int() { return {_mm512_setzero_si512()}; }
 inline I16 load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_int(int32_t* p, I16 x) { _mm512_storeu_si512(p, x.v); }

@@ -143,6 +143,76 @@ inline F16 scale_by_power(const F16& a, const F16& n) {
   return r;
 }
 
+// IEEE half precision; to_half rounds to nearest even.
+inline float from_half(uint16_t bits) {
+  const uint32_t sign = uint32_t(bits & 0x8000u) << 16, rest = bits & 0x7fffu;
+  float x;
+  if (rest < 0x400u) {  // zero, subnormal
+    x = float(rest) * 5.9604644775390625e-8f;  // 2^-24
+    uint32_t wide;
+    std::memcpy(&wide, &x, 4);
+    wide |= sign;
+    std::memcpy(&x, &wide, 4);
+    return x;
+  }
+  const uint32_t wide = sign | (rest >= 0x7c00u ? (rest << 13) | 0x7f800000u : (rest << 13) + 0x38000000u);
+  std::memcpy(&x, &wide, 4);
+  return x;
+}
+inline uint16_t to_half(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const uint32_t sign = (bits >> 16) & 0x8000u, size = bits & 0x7fffffffu;
+  if (size > 0x7f800000u) return uint16_t(sign | 0x7e00u);
+  if (size >= 0x477ff000u) return uint16_t(sign | 0x7c00u);
+  if (size < 0x38800000u) {  // subnormal: adding 1/2 leaves the multiple of 2^-24 in the low bits
+    float shifted;
+    std::memcpy(&shifted, &size, 4);
+    volatile float moved = shifted + 0.5f;
+    const float result = moved;
+    uint32_t low;
+    std::memcpy(&low, &result, 4);
+    return uint16_t(sign | (low - 0x3f000000u));
+  }
+  return uint16_t(sign | ((size - 0x38000000u + 0xfffu + ((size >> 13) & 1u)) >> 13));
+}
+inline F16 load_half(const uint16_t* p) {
+  F16 r;
+  LOOSELEAF_LANES r.lane[i] = from_half(p[i]);
+  return r;
+}
+
+// Rounded to nearest even; |a| at most 32767, or 127.
+inline void store_int16(int16_t* p, const F16& a) {
+  const F16 whole = round_even(a);
+  LOOSELEAF_LANES p[i] = int16_t(whole.lane[i]);
+}
+inline void store_int8(int8_t* p, const F16& a) {
+  const F16 whole = round_even(a);
+  LOOSELEAF_LANES p[i] = int8_t(whole.lane[i]);
+}
+
+// 16 pairs of int16.
+struct Pairs {
+  int16_t lane[32];
+};
+inline Pairs widen_pairs(const int8_t* p) {
+  Pairs r;
+  for (int i = 0; i < 32; ++i) r.lane[i] = p[i];
+  return r;
+}
+// Nibble `which` (0: the lowest … 3) of each of 32 words.
+template <int which>
+inline Pairs nibble_pairs(const uint16_t* p) {
+  Pairs r;
+  for (int i = 0; i < 32; ++i) r.lane[i] = int16_t((p[i] >> (4 * which)) & 15);
+  return r;
+}
+inline I16 set1_int(int32_t x) {
+  I16 r;
+  LOOSELEAF_LANES r.lane[i] = x;
+  return r;
+}
 inline I16 zero_int() { return I16{}; }
 inline I16 load_int(const int32_t* p) {
   I16 r;
@@ -165,6 +235,12 @@ inline I16 dot_pairs(const I16& acc, const int8_t* p, int32_t pair) {
   const int32_t x0 = int16_t(pair & 0xffff), x1 = pair >> 16;
   I16 r;
   LOOSELEAF_LANES r.lane[i] = acc.lane[i] + int32_t(p[2 * i]) * x0 + int32_t(p[2 * i + 1]) * x1;
+  return r;
+}
+inline I16 dot_pairs(const I16& acc, const Pairs& p, int32_t pair) {
+  const int32_t x0 = int16_t(pair & 0xffff), x1 = pair >> 16;
+  I16 r;
+  LOOSELEAF_LANES r.lane[i] = acc.lane[i] + int32_t(p.lane[2 * i]) * x0 + int32_t(p.lane[2 * i + 1]) * x1;
   return r;
 }
 
