@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from looseleaf.errors import ConfigurationError
 from looseleaf.kernels.reference import ReferenceKVCache
 from looseleaf.memory.events import EventStream
 from looseleaf.memory.factory import make_manager
-from looseleaf.models.decoder import CausalLM
+from looseleaf.models.interface import Decoder
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.scheduler.errors import StepOutOfOrder
 from looseleaf.scheduler.interface import Request, Sequence, SequenceState, StepPlan
@@ -48,7 +49,7 @@ class Engine:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: Decoder,
         tokenizer: Tokenizer,
         config: EngineConfig,
         pool: PoolSize,
@@ -233,11 +234,22 @@ class Engine:
     def _run(self, plan: StepPlan) -> tuple[list[RunningSample], SamplerOutput]:
         """The tensors of one step: forward, logits of the rows that are sampled, tokens."""
         batch = build_batch(plan, self._seats, self.memory)
-        hidden = self.model.forward(batch.token_ids, batch.positions, self.kv_cache, batch.attention)
-        for index in range(plan.num_decodes, len(plan.sequences)):
-            self._record_prompt_logprobs(plan, index, batch, hidden)
-
         sampling = np.flatnonzero(plan.num_samples)
+        sampled_rows = batch.query_starts[1:][sampling].astype(np.int64) - 1
+        prompt_rows = self._prompt_logprob_rows(plan, batch)
+        wanted = (
+            np.union1d(sampled_rows, np.concatenate([r.rows for r in prompt_rows])) if prompt_rows else sampled_rows
+        )
+        hidden = self.model.forward(
+            batch.token_ids,
+            batch.positions,
+            self.kv_cache,
+            batch.attention,
+            torch.from_numpy(wanted) if len(wanted) < len(batch.token_ids) else None,
+        )
+        for each in prompt_rows:
+            self._record_prompt_logprobs(each, hidden, int(np.searchsorted(wanted, each.rows[0])))
+
         entries: list[RunningSample] = []
         for sequence in (plan.sequences[i] for i in sampling.tolist()):
             entries.append(self._samples[sequence])
@@ -245,25 +257,38 @@ class Engine:
         if not entries:
             none = np.empty(0, np.int64)
             return entries, SamplerOutput(none, {}, {})
-        logits = self.model.logits(hidden[torch.from_numpy(batch.query_starts[1:][sampling].astype(np.int64) - 1)])
+        if len(sampling) < len(wanted):
+            hidden = hidden[torch.from_numpy(np.searchsorted(wanted, sampled_rows))]
+        logits = self.model.logits(hidden)
         seats = np.array([entry.seat for entry in entries], np.int64)
         logits_index = np.repeat(np.arange(len(sampling)), plan.num_samples[sampling])
         return entries, sample(logits, self._sampling.select(seats, logits_index))
 
-    def _record_prompt_logprobs(self, plan: StepPlan, index: int, batch: ModelBatch, hidden: torch.Tensor) -> None:
-        running = self._samples[plan.sequences[index]].request
-        if running.params.prompt_logprobs is None:
-            return
-        # Row for position p predicts p + 1; after a preemption the first ones are known already.
-        first = int(plan.num_computed[index])
-        known = len(running.prompt_logprobs) - 1
-        last = min(first + int(plan.num_scheduled[index]), len(running.prompt.token_ids) - 1)
-        offset = int(batch.query_starts[index]) - first
-        for begin in range(max(first, known), last, PROMPT_LOGPROB_ROWS):
-            end = min(begin + PROMPT_LOGPROB_ROWS, last)
-            logits = self.model.logits(hidden[offset + begin : offset + end])
-            targets = np.array(running.prompt.token_ids[begin + 1 : end + 1])
-            found = prompt_logprobs(logits, targets, running.params.prompt_logprobs)
+    def _prompt_logprob_rows(self, plan: StepPlan, batch: ModelBatch) -> list[_PromptRows]:
+        """What the prompts in `plan` that want logprobs need of the hidden states."""
+        needed = []
+        for index in range(plan.num_decodes, len(plan.sequences)):
+            running = self._samples[plan.sequences[index]].request
+            if running.params.prompt_logprobs is None:
+                continue
+            # Row for position p predicts p + 1; after a preemption the first ones are known already.
+            computed = int(plan.num_computed[index])
+            first = max(computed, len(running.prompt_logprobs) - 1)
+            last = min(computed + int(plan.num_scheduled[index]), len(running.prompt.token_ids) - 1)
+            if first < last:
+                offset = int(batch.query_starts[index]) - computed
+                needed.append(_PromptRows(running, first, np.arange(offset + first, offset + last)))
+        return needed
+
+    def _record_prompt_logprobs(self, needed: _PromptRows, hidden: torch.Tensor, start: int) -> None:
+        """`start`: where in `hidden` its rows begin."""
+        running = needed.request
+        for begin in range(0, len(needed.rows), PROMPT_LOGPROB_ROWS):
+            end = min(begin + PROMPT_LOGPROB_ROWS, len(needed.rows))
+            logits = self.model.logits(hidden[start + begin : start + end])
+            first = needed.position + 1
+            targets = np.array(running.prompt.token_ids[first + begin : first + end])
+            found = prompt_logprobs(logits, targets, running.params.prompt_logprobs or 0)
             running.prompt_logprobs += (each.as_dict(running.decode_token) for each in found)
 
     def _record(self, entries: list[RunningSample], sampled: SamplerOutput) -> tuple[list[SampleDelta], list[Sequence]]:
@@ -364,6 +389,16 @@ class Engine:
         if text is None:
             text = self._token_texts[token_id] = self.tokenizer.decode([token_id], skip_special_tokens=False)
         return text
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptRows:
+    """Rows of a step whose hidden states predict tokens of a prompt, one after another."""
+
+    request: RunningRequest
+    position: int
+    """That of the first row."""
+    rows: NDArray[np.int64]
 
 
 def _delta(entry: RunningSample, text: str, token_ids: list[int]) -> SampleDelta:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -64,11 +64,19 @@ class CausalLM:
         )
         self._scale = config.head_dim**-0.5
 
-    def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache,
+        batch: AttentionBatch,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         """Run one step over `token_ids` (int64 `[T]`, all sequences one after another) at `positions` (int64 `[T]`).
 
-        Writes the step's keys and values into `kv_cache` and returns the hidden states after the final norm,
-        `[T, hidden]`. Token ids and positions must be in range; the engine checks requests, not this loop.
+        Writes the step's keys and values into `kv_cache` and returns hidden states after the final norm, `[R, hidden]`:
+        those of the `wanted` rows (int64 `[R]`, ascending), by default of all. Token ids and positions must be in
+        range; the engine checks requests, not this loop.
         """
         eps = self.config.rms_norm_eps
         rotation = self._rotary.at(positions)
@@ -78,7 +86,14 @@ class CausalLM:
             hidden.add_(self._attention(index, layer, normed, rotation, kv_cache, batch))
             normed = rms_norm(hidden, layer.post_attention_norm, eps)
             hidden.add_(_mlp(layer, normed))
-        return rms_norm(hidden, self.norm, eps)
+        return rms_norm(hidden if wanted is None else hidden[wanted], self.norm, eps)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        ends = {id(tensor): tensor for tensor in (self.embedding, self.norm, self.lm_head)}
+        layers = (getattr(layer, field.name) for layer in self.layers for field in fields(layer))
+        return sum(tensor.nbytes for tensor in (*ends.values(), *layers) if isinstance(tensor, Tensor))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every vocabulary entry for each of `hidden`'s rows (`[R, hidden]`): float32 `[R, vocab]`."""

@@ -124,11 +124,14 @@ class RotaryTable:
 
     def at(self, positions: Tensor) -> Rotation:
         """The rotations of `positions` (int64 `[T]`, all below `max_positions`)."""
-        longest = int(positions.max()) + 1
-        if longest > len(self._table):
-            self._grow(longest)
-        cos, sin = self._table[positions].unsqueeze(1).chunk(2, dim=-1)
+        cos, sin = self.table(int(positions.max()) + 1)[positions].unsqueeze(1).chunk(2, dim=-1)
         return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+
+    def table(self, length: int) -> Tensor:
+        """`[positions, head_dim]`, at least `length` of them unless there are fewer: cosines, then sines."""
+        if length > len(self._table):
+            self._grow(length)
+        return self._table
 
     def _grow(self, length: int) -> None:
         """To twice the size or more; by the same pieces whatever was asked for before, so that the bits are too."""

@@ -1,0 +1,43 @@
+"""What the engine needs of a model, whichever way it computes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from looseleaf.kernels.interface import AttentionBatch, KVCache
+from looseleaf.models.config import ModelConfig
+
+
+class Decoder(Protocol):
+    """A model that reads token ids and the paged cache. For inference only: call it in `torch.inference_mode`."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    """float32 or bfloat16: that of the keys and values, unless the engine is told otherwise."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        ...
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache,
+        batch: AttentionBatch,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """Run one step over `token_ids` (int64 `[T]`, all sequences one after another) at `positions` (int64 `[T]`).
+
+        Writes the step's keys and values into `kv_cache` and returns hidden states after the final norm, `[R, hidden]`:
+        those of the `wanted` rows (int64 `[R]`, ascending), by default of all.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every vocabulary entry for each of `hidden`'s rows (`[R, hidden]`): float32 `[R, vocab]`."""
+        ...
