@@ -21,7 +21,6 @@ from looseleaf.engine.config import EngineConfig, format_bytes
 from looseleaf.engine.footprint import workspace_bound
 from looseleaf.engine.llm import load_engine
 from looseleaf.engine.workload import run_workload
-from looseleaf.models.weights import destinations
 
 
 def peak_resident() -> int:
@@ -42,7 +41,7 @@ def main() -> None:
     before = process.memory_info().rss
     config = EngineConfig(kv_cache_memory="512MiB", max_model_len=2048)
     engine = load_engine(config=config)
-    weights = sum(weight.nbytes for weight in destinations(engine.model).values())
+    weights = engine.model.nbytes
     bound = workspace_bound(engine.model.config, config, engine.pool.max_model_len)
     loading_peak = peak_resident()
     workload = json.loads((Path(__file__).parent / "workload.json").read_text())
