@@ -6,13 +6,24 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Two test processes share the cores; one thread each keeps them out of each other's way.
 TEST_ENV := OMP_NUM_THREADS=1
 
-.PHONY: run test check format soak bench setup clean
+.PHONY: run test test-emulated asan check format soak bench setup clean
 
 run: $(VENV)/.runtime  ## set everything up and answer a few prompts at once with the default model
 	$(BIN)/looseleaf generate --model smollm2-135m --file examples/prompts.txt --max-tokens 48 --temperature 0
 
 test: $(VENV)/.dev  ## the whole test suite
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2
+
+# A build of the extension that only tests load: folder under build/, CMake options.
+native = $(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DLOOSELEAF_WERROR=ON $(2) >/dev/null && $(BIN)/cmake --build build/$(1)
+with_native = LOOSELEAF_NATIVE_LIBRARY=$(CURDIR)/build/$(1)/_native.so $(TEST_ENV)
+# What reaches native code.
+NATIVE_TESTS := tests/kernels $(wildcard tests/models/test_native*.py)
+
+test-emulated: $(VENV)/.dev  ## the kernels' AVX-512 and AMX code on machines without: emulated
+	$(call native,emulated,-DCMAKE_BUILD_TYPE=Release -DLOOSELEAF_EMULATE=ON)
+	$(call with_native,emulated) $(BIN)/python -m pytest -n 2 $(NATIVE_TESTS)
 
 check: $(VENV)/.dev  ## format, lint, types, import layers
 	$(BIN)/ruff format --check --quiet .

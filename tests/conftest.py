@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
+from looseleaf.kernels import native
 from looseleaf.models.download import ChecksumMismatch, DownloadFailed
 from looseleaf.models.store import resolve_model
+
+
+def pytest_configure() -> None:
+    """An extension that was named must be there: nothing may pass on the reference kernels in its place."""
+    if os.environ.get("LOOSELEAF_NATIVE_LIBRARY"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                native.is_available()
+            except native.NativeExtensionMissing as error:
+                raise pytest.UsageError(str(error)) from error
+
+
+def pytest_report_header() -> str:
+    """Which build of the extension is tested, and on which instruction sets."""
+    if native._find_library() is None:
+        return "native extension: none"
+    emulated = "; beyond AVX2 EMULATED" if "emulated" in native.cpu_features() else ""
+    return f"native extension: {native._find_library()}: {torch.ops.looseleaf.available_isas()}{emulated}"
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,12 @@
 
 namespace looseleaf {
 
-#if defined(__x86_64__)
+#if defined(LOOSELEAF_EMULATED)
+std::string cpu_features() {
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return "x86_64,emulated";
+  return "x86_64,avx2,f16c,avx512,avx512_vnni,avx512_bf16,amx_bf16,amx_int8,emulated";
+}
+#elif defined(__x86_64__)
 namespace {
 
 struct Registers {

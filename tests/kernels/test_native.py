@@ -64,6 +64,8 @@ def test_cpu_features_agree_with_the_operating_system() -> None:
     features = native.cpu_features()
     if features[0] != "x86_64":
         pytest.skip(f"only x86-64 lists its flags in a known form, this is {features[0]}")
+    if features[-1] == "emulated":
+        pytest.skip("this build emulates instruction sets")
     flags = set(Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split())
     expected = {
         "avx2": {"avx2", "fma"},

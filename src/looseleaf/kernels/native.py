@@ -40,6 +40,9 @@ class InstructionSetUnavailable(ConfigurationError):
 
 
 def _find_library() -> Path | None:
+    # Another build of it, for tests: under sanitizers, or with instruction sets emulated.
+    if override := os.environ.get("LOOSELEAF_NATIVE_LIBRARY"):
+        return Path(override)
     # An editable install keeps sources and build products apart: the package then has two folders.
     candidates = (Path(folder) / "_native.so" for folder in looseleaf.kernels.__path__)
     return next((path for path in candidates if path.exists()), None)
@@ -116,7 +119,10 @@ def build_info() -> str:
 
 
 def cpu_features() -> list[str]:
-    """Architecture, then instruction sets that processor and operating system both offer; [] without extension."""
+    """Architecture, then instruction sets that processor and operating system both offer; [] without extension.
+
+    The last is "emulated" where a build for tests runs those beyond AVX2 in software.
+    """
     if not is_available():
         return []
     features: str = torch.ops.looseleaf.cpu_features()
