@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from looseleaf import __version__
-from looseleaf.cli import bench, chat, generate, models, show_memory
+from looseleaf.cli import bench, chat, generate, models, quality, show_memory
 
 app = typer.Typer(
     name="looseleaf",
@@ -40,6 +40,7 @@ generate.register(app)
 chat.register(app)
 bench.register(app)
 show_memory.register(app)
+quality.register(app)
 models.register(app)
 
 

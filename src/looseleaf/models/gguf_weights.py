@@ -8,7 +8,8 @@ arithmetic alone. The digits that this drops are below the quantisation's own er
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -67,6 +68,34 @@ class GGUFWeights:
         projection = name.split(".")[-2]
         if projection in self._heads:
             _undo_rotary_order(destination, self._heads[projection])
+
+    def stored_blocks(self, names: Sequence[str]) -> StoredBlocks | None:
+        """Matrices as the file stores them, one below another; None unless all are quantised in one encoding."""
+        tensors = [self._tensors[name] for name in names]
+        encodings = {tensor.encoding for tensor in tensors}
+        if len(encodings) > 1 or not tensors[0].is_quantised:
+            return None
+        parts = []
+        for name, tensor in zip(names, tensors, strict=True):
+            rows = torch.from_numpy(tensor.data)
+            projection = name.split(".")[-2]
+            if projection in self._heads:  # whole rows move, and a block lies within one
+                rows = rows.clone()
+                _undo_rotary_order(rows, self._heads[projection])
+            parts.append(rows)
+        joined = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return StoredBlocks(encodings.pop().name, joined, tensors[0].shape[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """A matrix in the blocks of its file."""
+
+    encoding: str
+    """As the gguf package calls it: "Q4_1"."""
+    rows: Tensor
+    """uint8 `[rows, bytes of a row]`"""
+    columns: int
 
 
 def _undo_rotary_order(projection: Tensor, num_heads: int) -> None:
