@@ -50,14 +50,14 @@ def test_allocators_side_by_side(cli: Cli, tiny: list[str], workload: Path) -> N
     }
     for name, result in tests.items():
         assert result["same_tokens"] is True
-        assert list(result["allocators"]) == list(ALLOCATORS)
-        for runs in result["allocators"].values():
+        assert list(result["settings"]) == list(ALLOCATORS)
+        for runs in (setting["runs"] for setting in result["settings"].values()):
             seen = [(run["requests"], run["prompt_tokens"], run["output_tokens"]) for run in runs]
             assert seen == counts[name]
             for run in runs:
                 assert run["output_tokens_per_second"] == pytest.approx(run["output_tokens"] / run["seconds"])
                 assert run["num_blocks"] == 31
-    many = {name: runs[0] for name, runs in tests["many"]["allocators"].items()}
+    many = {name: setting["runs"][0] for name, setting in tests["many"]["settings"].items()}
     # 31 blocks of 16: paged takes all six requests at once, reserving 256 slots for each takes one (16 blocks).
     assert many["paged"]["peak_sequences"] == 6
     assert many["contiguous-max"]["peak_sequences"] == 1
@@ -77,6 +77,28 @@ def test_the_table(cli: Cli, tiny: list[str], workload: Path) -> None:
     assert all(len(line) <= 80 for line in output.splitlines())
 
 
+def test_kv_dtypes_side_by_side_in_the_same_memory(cli: Cli, tiny: list[str], workload: Path) -> None:
+    options = ["--kv-cache-dtype", "float32", "--kv-cache-dtype", "bfloat16"]
+    code, output, _ = cli("bench", workload, *tiny, *options, "--test", "many", "--json")
+    assert code == 0
+    settings = json.loads(output)["many"]["settings"]
+    assert [setting["kv_cache_dtype"] for setting in settings.values()] == list(settings) == ["float32", "bfloat16"]
+    assert [setting["kv_bytes_per_token"] for setting in settings.values()] == [256, 128]
+    assert [setting["runs"][0]["num_blocks"] for setting in settings.values()] == [31, 62]
+    assert settings["bfloat16"]["kv_cache_bytes"] == settings["float32"]["kv_cache_bytes"] <= 128_000
+
+
+def test_dtypes_and_allocators_at_once(cli: Cli, tiny: list[str], workload: Path) -> None:
+    options = [f"--{o}={v}" for o, v in (("kv-cache-dtype", "auto"), ("kv-cache-dtype", "bfloat16"))]
+    options += ["--allocator=paged", "--allocator=contiguous-oracle", "--test=many", "--max-requests=2", "--runs=1"]
+    code, output, _ = cli("bench", workload, *tiny, *options, "--json")
+    assert code == 0
+    found = json.loads(output)["many"]
+    assert found["same_tokens"] is True
+    names = ["paged auto", "paged bfloat16", "contiguous-oracle auto", "contiguous-oracle bfloat16"]
+    assert list(found["settings"]) == names
+
+
 def test_a_run_with_failed_answers_is_marked(
     cli: Cli, tiny: list[str], workload: Path, not_numbers_at: Callable[[int], None]
 ) -> None:
@@ -90,7 +112,7 @@ def test_a_run_with_failed_answers_is_marked(
     not_numbers_at(after_warmup)
     code, output, errors = cli("bench", workload, *tiny, *options, "--json")
     assert code == 1
-    runs = {name: test["allocators"]["paged"] for name, test in json.loads(output).items()}
+    runs = {name: test["settings"]["paged"]["runs"] for name, test in json.loads(output).items()}
     assert [runs[name][0]["failed_answers"] for name in ("samples", "prefix")] == [4, 0]
     assert errors.startswith("4 answers of 6 failed: ")
 

@@ -1,28 +1,31 @@
-"""`looseleaf bench`: offline throughput of a workload file, under one allocator or several side by side."""
+"""`looseleaf bench`: offline throughput of a workload file, under one setting or several side by side."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
+import psutil
 import typer
 from rich.table import Table
 
 from looseleaf.cli.command import command
-from looseleaf.cli.consoles import stdout, write
+from looseleaf.cli.consoles import note, stdout, write
 from looseleaf.cli.failed_answers import exit_if_any_failed, failures
 from looseleaf.cli.options import MEMORY, EngineOptions, OutputOptions
 
 if TYPE_CHECKING:
+    from looseleaf.engine.config import EngineConfig
     from looseleaf.engine.engine import Engine
     from looseleaf.engine.workload import WorkloadRequest, WorkloadRun
 
 Runs = dict[str, "list[WorkloadRun]"]
-"""The runs of one test by allocator."""
+"""The runs of one test by setting: the allocator's name, the KV dtype's, or both."""
 
 WARMUP_TOKENS = 8
 
@@ -48,12 +51,22 @@ def bench(
             rich_help_panel=MEMORY,
         ),
     ] = None,
+    kv_cache_dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="auto, float32, bfloat16 or int8; may be repeated to compare them in the same number of bytes. "
+            "Default: auto.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = None,
 ) -> None:
     r"""Measure throughput and use of memory on a workload file.
 
         looseleaf bench workload.json --test T3 --allocator paged --allocator contiguous-max
 
-    All requests of a draw arrive at once; each gets exactly its number of tokens. Allocators take turns draw by
+        looseleaf bench workload.json --kv-cache-memory 64MiB --kv-cache-dtype bfloat16 --kv-cache-dtype int8
+
+    All requests of a draw arrive at once; each gets exactly its number of tokens. Settings take turns draw by
     draw, so that a machine that slows down slows all of them.
 
     The file: {"T3": [DRAW, …], "warmup": [REQUEST, …]}. A REQUEST is {"prompt": \[token ids], "n_out": 16} with "n"
@@ -63,14 +76,15 @@ def bench(
     from looseleaf.engine.llm import load_engine, progress_bar
     from looseleaf.engine.workload_file import load_workload
 
-    allocators = list(dict.fromkeys(allocator or [engine.allocator]))
-    configs = [replace(engine, allocator=name).config() for name in allocators]
+    configs = _configs(engine, allocator or [engine.allocator], kv_cache_dtype or [engine.kv_cache_dtype])
     work = load_workload(workload)
     tests = {name: [draw[:max_requests] for draw in work.draws(name)[:runs]] for name in test or work.tests}
     engine.use_threads()
-    engines = dict(zip(allocators, _siblings(load_engine(engine.model, configs[0]), configs), strict=True))
+    engines = dict(
+        zip(configs, _siblings(load_engine(engine.model, next(iter(configs.values()))), configs.values()), strict=True)
+    )
 
-    total = len(allocators) * sum(len(draw) for draws in tests.values() for draw in draws)
+    total = len(configs) * sum(len(draw) for draws in tests.values() for draw in draws)
     results: dict[str, Runs] = {}
     with progress_bar("Running", total, shown=not output.quiet) as advance:
         for each in engines.values():
@@ -80,20 +94,47 @@ def bench(
         for name, draws in tests.items():
             results[name] = run_test(engines, draws, advance)
     if output.json:
-        write(json.dumps({name: as_json(of_test) for name, of_test in results.items()}, indent=2) + "\n")
+        write(json.dumps({name: as_json(engines, of_test) for name, of_test in results.items()}, indent=2) + "\n")
     else:
         for name, of_test in results.items():
-            print_table(name, of_test)
+            print_table(name, engines, of_test)
     exit_if_any_failed(run for of_test in results.values() for each in of_test.values() for run in each)
 
 
-def _siblings(first: Engine, configs: Sequence[Any]) -> Iterator[Engine]:
-    """An engine per configuration, on the same weights. They run in turns, so one KV cache serves them all."""
-    from looseleaf.engine.engine import Engine
+def _configs(
+    engine: EngineOptions, allocators: Sequence[str], kv_cache_dtypes: Sequence[str]
+) -> dict[str, EngineConfig]:
+    """Every allocator with every KV dtype, under a name that says what differs."""
+    allocators, kv_cache_dtypes = list(dict.fromkeys(allocators)), list(dict.fromkeys(kv_cache_dtypes))
+    configs = {}
+    for allocator, dtype in product(allocators, kv_cache_dtypes):
+        name = allocator if len(kv_cache_dtypes) == 1 else dtype if len(allocators) == 1 else f"{allocator} {dtype}"
+        configs[name] = replace(engine, allocator=allocator, kv_cache_dtype=dtype).config()
+    return configs
 
-    yield first
-    for config in configs[1:]:
-        yield Engine(first.model, first.tokenizer, config, first.pool, kv_cache=first.kv_cache)
+
+def _siblings(first: Engine, configs: Iterable[EngineConfig]) -> Iterator[Engine]:
+    """An engine per configuration, on the same weights. They run in turns, so one KV cache serves all of a dtype;
+    those of other dtypes have as many bytes."""
+    from looseleaf.engine.engine import Engine
+    from looseleaf.engine.footprint import check_footprint
+    from looseleaf.engine.kv_pool import size_pool
+
+    by_dtype = {first.pool.kv_dtype: first}
+    for config in configs:
+        like = by_dtype.get(config.torch_kv_dtype)
+        if config == first.config:
+            yield first
+        elif like is not None:
+            yield Engine(first.model, first.tokenizer, config, like.pool, kv_cache=like.kv_cache)
+        else:
+            config = replace(config, kv_cache_memory=first.pool.nbytes)
+            free = psutil.virtual_memory().available
+            pool = size_pool(first.model.config, config, available=free)
+            check_footprint(first.model.config, config, pool, free)
+            note(str(pool))
+            by_dtype[pool.kv_dtype] = Engine(first.model, first.tokenizer, config, pool)
+            yield by_dtype[pool.kv_dtype]
 
 
 def _check(engine: Engine, tests: dict[str, list[list[WorkloadRequest]]]) -> None:
@@ -123,16 +164,28 @@ def run_test(
     return runs
 
 
-def same_tokens(runs: Runs) -> bool:
-    """Whether every allocator gave every request the same tokens."""
-    tokens = [[o.token_ids for run in each for r in run.outputs for o in r.outputs] for each in runs.values()]
-    return all(each == tokens[0] for each in tokens)
+def same_tokens(engines: Mapping[str, Engine], runs: Runs) -> bool:
+    """Whether every allocator gave every request the same tokens. (Another KV dtype may give others.)"""
+    by_dtype: dict[Any, list[list[list[int]]]] = {}
+    for name, each in runs.items():
+        tokens = [o.token_ids for run in each for r in run.outputs for o in r.outputs]
+        by_dtype.setdefault(engines[name].pool.kv_dtype, []).append(tokens)
+    return all(each == same[0] for same in by_dtype.values() for each in same)
 
 
-def as_json(runs: Runs) -> dict[str, Any]:
+def as_json(engines: Mapping[str, Engine], runs: Runs) -> dict[str, Any]:
     return {
-        "same_tokens": same_tokens(runs),
-        "allocators": {name: [_run_as_json(run) for run in each] for name, each in runs.items()},
+        "same_tokens": same_tokens(engines, runs),
+        "settings": {
+            name: {
+                "allocator": engines[name].config.allocator,
+                "kv_cache_dtype": str(engines[name].pool.kv_dtype).removeprefix("torch."),
+                "kv_cache_bytes": engines[name].pool.nbytes,
+                "kv_bytes_per_token": engines[name].pool.bytes_per_token,
+                "runs": [_run_as_json(run) for run in each],
+            }
+            for name, each in runs.items()
+        },
     }
 
 
@@ -153,8 +206,8 @@ def _run_as_json(run: WorkloadRun) -> dict[str, Any]:
     }
 
 
-def print_table(test: str, runs: Runs) -> None:
-    """Rows are figures, columns allocators: medians over the draws, with the range where there are several."""
+def print_table(test: str, engines: Mapping[str, Engine], runs: Runs) -> None:
+    """Rows are figures, columns settings: medians over the draws, with the range where there are several."""
     first = next(iter(runs.values()))
     table = Table(
         f"{test}: {len(first[0].outputs)} requests × {len(first)}",
@@ -166,12 +219,15 @@ def print_table(test: str, runs: Runs) -> None:
     )
     for column in table.columns[1:]:
         column.justify = "right"
+    table.add_row("KV cache, bytes per token", *(f"{engines[name].pool.bytes_per_token:,}" for name in runs))
     for label, figure, shape in FIGURES:
         table.add_row(label, *(_spread([figure(run) for run in each], shape) for each in runs.values()))
     stdout().print(table, markup=False)  # the file's author named the test
-    if len(runs) > 1:
+    if len({each.config.allocator for each in engines.values()}) > 1:
         alike = (
-            "All allocators gave the same tokens." if same_tokens(runs) else "[red]The allocators' tokens differ.[/]"
+            "All allocators gave the same tokens."
+            if same_tokens(engines, runs)
+            else "[red]The allocators' tokens differ.[/]"
         )
         stdout().print(alike)
     stdout().print()
