@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from looseleaf import __version__
-from looseleaf.cli import bench, chat, generate, models, quality, show_memory
+from looseleaf.cli import bench, chat, env, generate, models, quality, show_memory
+from looseleaf.kernels.threads import limit_spinning
 
 app = typer.Typer(
     name="looseleaf",
@@ -42,7 +43,9 @@ bench.register(app)
 show_memory.register(app)
 quality.register(app)
 models.register(app)
+env.register(app)
 
 
 def main() -> None:
+    limit_spinning()
     app()

@@ -75,7 +75,11 @@ class EngineOptions:
     ] = "none"
     threads: Annotated[
         int | None,
-        typer.Option(help="Processor threads to compute with. Default: one per core.", min=1, rich_help_panel=MODEL),
+        typer.Option(
+            help="Processor threads to compute with. Default: OMP_NUM_THREADS, or one per core that may be used.",
+            min=1,
+            rich_help_panel=MODEL,
+        ),
     ] = None
     kv_cache_dtype: Annotated[
         str,
@@ -146,10 +150,10 @@ class EngineOptions:
         return EngineConfig.parse(settings)
 
     def use_threads(self) -> None:
-        if self.threads is not None:
-            import torch
+        """Raises `ConfigurationError` for more than can run at once."""
+        from looseleaf.kernels.threads import use_threads
 
-            torch.set_num_threads(self.threads)
+        use_threads(self.threads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -25,6 +24,8 @@ from looseleaf.engine.running_request import SampleDelta
 from looseleaf.engine.sampling_params import SamplingParams, as_params
 from looseleaf.errors import InvalidRequest
 from looseleaf.kernels import native
+from looseleaf.kernels.system_memory import available_memory
+from looseleaf.kernels.threads import warn_if_oversubscribed
 from looseleaf.models.loader import load_model_and_tokenizer
 from looseleaf.models.store import DEFAULT_MODEL, resolve_model
 from looseleaf.models.tokenizer import Tokenizer
@@ -43,7 +44,8 @@ def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None =
     dtype = config.torch_dtype
     weights, tokenizer = load_model_and_tokenizer(path, dtype)
     native.is_available()  # says so, once, if the extension is missing
-    free = psutil.virtual_memory().available
+    warn_if_oversubscribed()
+    free = available_memory()
     pool = size_pool(weights.config, config, available=free)
     check_footprint(weights.config, config, pool, free)
     engine = Engine(weights, tokenizer, config, pool)

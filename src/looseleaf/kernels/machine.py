@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,8 +13,50 @@ from torch import Tensor
 
 from looseleaf.kernels import native
 from looseleaf.kernels.pool_memory import allocate_pool
+from looseleaf.kernels.processors import read_caches
+from looseleaf.kernels.system_memory import available_memory
 
 _LARGEST_PRODUCT = 2048
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpeed:
+    place: str
+    """ "memory" or "cache"."""
+    nbytes: int
+    threads: int
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulSpeed:
+    dtype: str
+    threads: int
+    flops: float
+    """Floating-point operations per second."""
+
+
+def measure_reads() -> list[ReadSpeed]:
+    """Memory and last cache, each with one thread and with torch's; about half a second."""
+    last = max((cache.nbytes for cache in read_caches()), default=8 * _MIB)
+    in_cache = min(last // 4, 8 * _MIB)
+    in_memory = min(max(4 * last, 128 * _MIB), 512 * _MIB, max(in_cache, available_memory() // 8))
+    data = allocate_pool(in_memory // 64 * 64)
+    found = []
+    for place, nbytes in (("memory", data.numel()), ("cache", in_cache // 64 * 64)):
+        for threads in sorted({1, torch.get_num_threads()}):
+            with torch_threads(threads):
+                speed = tensor_read_bandwidth(data[:nbytes], seconds=0.1)
+            found.append(ReadSpeed(place, nbytes, threads, speed))
+    return found
+
+
+def measure_matmuls() -> list[MatmulSpeed]:
+    """float32 and bfloat16 on torch's threads; about half a second."""
+    threads = torch.get_num_threads()
+    dtypes = (torch.float32, torch.bfloat16)
+    return [MatmulSpeed(str(dtype).removeprefix("torch."), threads, matmul_rate(dtype)) for dtype in dtypes]
 
 
 def read_bandwidth(nbytes: int, threads: int | None = None, *, seconds: float = 0.1) -> float:

@@ -11,6 +11,8 @@ import psutil
 
 from looseleaf.kernels import cgroups
 
+STATUS = Path("/proc/self/status")
+_CAP_IPC_LOCK = 14
 TRANSPARENT_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -45,13 +47,21 @@ def available_memory() -> int:
 
 
 def lock_limit() -> int | None:
+    """Bytes; None without a limit, which includes processes that are allowed to pass it (CAP_IPC_LOCK)."""
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", _read(STATUS), re.MULTILINE)
+    if capabilities and int(capabilities[1], 16) >> _CAP_IPC_LOCK & 1:
+        return None
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def huge_page_setting(path: Path = TRANSPARENT_HUGE_PAGES) -> str:
+    chosen = re.search(r"\[(\w+)\]", _read(path))
+    return chosen[1] if chosen else "unknown"
+
+
+def _read(path: Path) -> str:
     try:
-        chosen = re.search(r"\[(\w+)\]", path.read_text())
+        return path.read_text()
     except OSError:
-        return "unknown"
-    return chosen.group(1) if chosen else "unknown"
+        return ""
