@@ -25,7 +25,9 @@ from looseleaf.models.errors import (
     UnsupportedModel,
     WeightsMismatch,
 )
+from looseleaf.models.gguf_config import config_from_gguf
 from looseleaf.models.gguf_file import GGUFFile
+from looseleaf.models.gguf_weights import GGUFWeights
 from looseleaf.models.loader import load_config, load_model, load_model_and_tokenizer
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.models.weights import destinations
@@ -175,6 +177,24 @@ def test_quantised_values_are_decoded_to_bfloat16_whatever_dtype_is_asked_for(na
             stored = gguf.quants.quantize(expected.numpy(), encoding)
             expected = torch.from_numpy(gguf.quants.dequantize(stored, encoding)).bfloat16()
         assert torch.equal(loaded[key], expected.to(dtype)), key
+
+
+@pytest.mark.parametrize("encoding", [Encoding.Q4_1, Encoding.Q8_0])
+@pytest.mark.parametrize("name", ["llama3", "qwen2"])  # of these, only llama's rows lie in another order
+def test_stored_blocks_are_the_rows_that_are_decoded(name, encoding, write):
+    file = GGUFFile(write(name, encoding))
+    source = GGUFWeights(file, config_from_gguf(file))
+    names = [f"model.layers.1.self_attn.{letter}_proj.weight" for letter in "qkv"]
+    blocks = source.stored_blocks(names)
+    assert blocks.encoding == encoding.name == source.encoding(names[0])
+    rows = torch.from_numpy(gguf.quants.dequantize(blocks.rows.numpy(), encoding)).bfloat16()
+    first = 0
+    for tensor in names:
+        expected = torch.empty(source.shapes()[tensor], dtype=torch.bfloat16)
+        source.read_into(tensor, expected)
+        assert torch.equal(rows[first : first + len(expected)], expected)
+        first += len(expected)
+    assert (first, blocks.columns) == tuple(rows.shape)
 
 
 def test_divisors_in_the_file_stand_for_llama3_scaling(write, checkpoint, paged_run, sequences):

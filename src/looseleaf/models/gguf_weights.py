@@ -69,12 +69,14 @@ class GGUFWeights:
         if projection in self._heads:
             _undo_rotary_order(destination, self._heads[projection])
 
-    def stored_blocks(self, names: Sequence[str]) -> StoredBlocks | None:
-        """Matrices as the file stores them, one below another; None unless all are quantised in one encoding."""
+    def encoding(self, name: str) -> str:
+        """As the gguf package calls it: "Q4_1"."""
+        encoding: str = self._tensors[name].encoding.name
+        return encoding
+
+    def stored_blocks(self, names: Sequence[str]) -> StoredBlocks:
+        """Quantised matrices of one encoding as the file stores them, one below another."""
         tensors = [self._tensors[name] for name in names]
-        encodings = {tensor.encoding for tensor in tensors}
-        if len(encodings) > 1 or not tensors[0].is_quantised:
-            return None
         parts = []
         for name, tensor in zip(names, tensors, strict=True):
             rows = torch.from_numpy(tensor.data)
@@ -84,7 +86,7 @@ class GGUFWeights:
                 _undo_rotary_order(rows, self._heads[projection])
             parts.append(rows)
         joined = torch.cat(parts) if len(parts) > 1 else parts[0]
-        return StoredBlocks(encodings.pop().name, joined, tensors[0].shape[-1])
+        return StoredBlocks(self.encoding(names[0]), joined, tensors[0].shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,6 @@ class StoredBlocks:
     """A matrix in the blocks of its file."""
 
     encoding: str
-    """As the gguf package calls it: "Q4_1"."""
     rows: Tensor
     """uint8 `[rows, bytes of a row]`"""
     columns: int
