@@ -137,7 +137,8 @@ def detokenizer_factory(backend: tokenizers.Tokenizer) -> DetokenizerFactory:
 
 
 def _byte_level_factory(vocabulary: Mapping[int, str], special: set[int]) -> DetokenizerFactory:
-    spelling = byte_alphabet()
+    spelling = {ord(character): chr(byte) for character, byte in byte_alphabet().items()}
+    spelling |= {byte: _NO_BYTE for byte in range(256) if byte not in spelling}
     every = {index: _spelled_bytes(token, spelling) for index, token in vocabulary.items()}
     visible = {index: piece for index, piece in every.items() if index not in special}
 
@@ -159,6 +160,10 @@ def _sentencepiece_factory(
     return make
 
 
+_NO_BYTE = "\uffff"
+"""What a character below 256 that spells no byte becomes, so that it cannot be taken for one."""
+
+
 def byte_alphabet() -> dict[str, int]:
     """GPT-2's printable character for each byte, inverted: character → byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -166,11 +171,11 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def _spelled_bytes(token: str, spelling: Mapping[str, int]) -> bytes:
+def _spelled_bytes(token: str, spelling: Mapping[int, str]) -> bytes:
     # A token with any character outside the alphabet (an added token such as "<｜end｜>") stands for its own text.
     try:
-        return bytes([spelling[character] for character in token])
-    except KeyError:
+        return token.translate(spelling).encode("latin-1")
+    except UnicodeEncodeError:
         return token.encode("utf-8")
 
 

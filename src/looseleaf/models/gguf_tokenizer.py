@@ -117,7 +117,7 @@ def _build_byte_level(entries: TokenMetadata, vocabulary: dict[str, int]) -> Tok
             hint=f"Known: {', '.join(sorted(_PRE_TOKENIZERS))}. Convert the model again with a current converter.",
         )
     kind = _PRE_TOKENIZERS[pre]
-    merges = [_merge(merge) for merge in entries.texts("merges")]
+    merges = _merges(entries.texts("merges"))
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind.whole_words))
     if kind.nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -202,6 +202,13 @@ def _marker(entries: TokenMetadata, name: str, tokens: Sequence[str]) -> tuple[s
     if not 0 <= index < len(tokens):
         raise CorruptModelFile(f"The GGUF file's {name} token id {index} is outside its {len(tokens)} tokens.")
     return tokens[index], index
+
+
+def _merges(lines: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = [tuple(line.split(" ")) for line in lines]
+    if set(map(len, pairs)) <= {2} and all(map(all, pairs)):
+        return pairs  # type: ignore[return-value]  # just looked
+    return [_merge(line) for line in lines]  # raises
 
 
 def _merge(merge: str) -> tuple[str, str]:
