@@ -103,18 +103,18 @@ inline bool compare(float x, float y, int predicate) {
 }  // namespace emulate
 
 inline __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int predicate) {
-  return __mmask16(emulate::mask_of<float>(a, b, [=](float x, float y) { return emulate::compare(x, y, predicate); }));
+  return __mmask16(emulate::mask_of<float>(a, b, [=](float x, float y) LOOSELEAF_ALWAYS { return emulate::compare(x, y, predicate); }));
 }
 inline __mmask16 _mm512_mask_cmp_ps_mask(uint64_t k, __m512 a, __m512 b, int predicate) {
   return __mmask16(k & _mm512_cmp_ps_mask(a, b, predicate));
 }
 inline __mmask8 _mm256_cmp_ps_mask(__m256 a, __m256 b, int predicate) {
-  return __mmask8(emulate::mask_of<float>(a, b, [=](float x, float y) { return emulate::compare(x, y, predicate); }));
+  return __mmask8(emulate::mask_of<float>(a, b, [=](float x, float y) LOOSELEAF_ALWAYS { return emulate::compare(x, y, predicate); }));
 }
 
 inline __m512 _mm512_roundscale_ps(__m512 a, int mode) {
   if (mode >> 4) emulate::misuse("roundscale with binary places is not emulated");
-  return emulate::map<float>(a, [=](float x) {
+  return emulate::map<float>(a, [=](float x) LOOSELEAF_ALWAYS {
     switch (mode & 7) {
       case 0: return __builtin_rintf(x);
       case 1: return __builtin_floorf(x);
@@ -162,20 +162,20 @@ LOOSELEAF_REDUCE(min, min)
 inline __m512 _mm512_permutexvar_ps(__m512i index, __m512 a) {
   const emulate::Lanes<int32_t, __m512i> at(index);
   const emulate::Lanes<float, __m512> x(a);
-  return emulate::fill<float, __m512>([&](int i) { return x.lane[at.lane[i] & 15]; });
+  return emulate::fill<float, __m512>([&](int i) LOOSELEAF_ALWAYS { return x.lane[at.lane[i] & 15]; });
 }
 inline __m512 _mm512_permutex2var_ps(__m512 a, __m512i index, __m512 b) {
   const emulate::Lanes<int32_t, __m512i> at(index);
   const emulate::Lanes<float, __m512> x(a), y(b);
-  return emulate::fill<float, __m512>([&](int i) { return at.lane[i] & 16 ? y.lane[at.lane[i] & 15] : x.lane[at.lane[i] & 15]; });
+  return emulate::fill<float, __m512>([&](int i) LOOSELEAF_ALWAYS { return at.lane[i] & 16 ? y.lane[at.lane[i] & 15] : x.lane[at.lane[i] & 15]; });
 }
 inline __m512 _mm512_shuffle_ps(__m512 a, __m512 b, int mode) {
   const emulate::Lanes<float, __m512> x(a), y(b);
-  return emulate::fill<float, __m512>([&](int i) { return ((i & 2) ? y : x).lane[(i & ~3) | (mode >> (i & 3) * 2 & 3)]; });
+  return emulate::fill<float, __m512>([&](int i) LOOSELEAF_ALWAYS { return ((i & 2) ? y : x).lane[(i & ~3) | (mode >> (i & 3) * 2 & 3)]; });
 }
 inline __m512 _mm512_permute_ps(__m512 a, int mode) { return _mm512_shuffle_ps(a, a, mode); }
 inline __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int mode) {
-  const auto quarter = [&](int i) { return emulate::part<__m128>(i < 2 ? a : b, mode >> i * 2 & 3); };
+  const auto quarter = [&](int i) LOOSELEAF_ALWAYS { return emulate::part<__m128>(i < 2 ? a : b, mode >> i * 2 & 3); };
   __m512 r{};
   for (int i = 0; i < 4; ++i) r = emulate::with_part(r, quarter(i), i);
   return r;

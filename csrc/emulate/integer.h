@@ -39,7 +39,7 @@ template <class... X>
 inline __m512i _mm512_set_epi32(X... x) {
   static_assert(sizeof...(X) == 16);
   const int32_t lanes[16] = {int32_t(x)...};
-  return emulate::fill<int32_t, __m512i>([&](int i) { return lanes[15 - i]; });
+  return emulate::fill<int32_t, __m512i>([&](int i) LOOSELEAF_ALWAYS { return lanes[15 - i]; });
 }
 template <class... X>
 inline __m512i _mm512_setr_epi64(X... x) {
@@ -88,7 +88,7 @@ inline __m512i _mm512_ternarylogic_epi32(__m512i a, __m512i b, __m512i c, int ta
 
 #define LOOSELEAF_SHIFT(E, bits, name, expression, too_far)                                                            \
   inline __m512i _mm512_##name(__m512i a, unsigned n) {                                                                \
-    return emulate::map<E>(a, [=](E x) { return n < bits ? E(expression) : E(too_far); });                                      \
+    return emulate::map<E>(a, [=](E x) LOOSELEAF_ALWAYS { return n < bits ? E(expression) : E(too_far); });                                      \
   }                                                                                                                    \
   inline __m512i _mm512_maskz_##name(uint64_t k, __m512i a, unsigned n) {                                              \
     return emulate::select<E>(k, _mm512_##name(a, n), __m512i{});                                                               \
@@ -138,7 +138,7 @@ inline V dot_into(V acc, V a, V b) {
   const Lanes<uint32_t, V> c(acc);
   const Lanes<A, V> x(a);
   const Lanes<B, V> y(b);
-  return fill<uint32_t, V>([&](int i) {
+  return fill<uint32_t, V>([&](int i) LOOSELEAF_ALWAYS {
     uint32_t total = c.lane[i];
     for (int j = 0; j < group; ++j) total += uint32_t(int32_t(x.lane[group * i + j]) * int32_t(y.lane[group * i + j]));
     return total;
@@ -169,7 +169,7 @@ inline __m128i _mm256_cvtsepi16_epi8(__m256i a) { return emulate::saturate<int16
 
 #define LOOSELEAF_COMPARE(E, name, expression)                                                                         \
   inline uint64_t _mm512_##name##_mask(__m512i a, __m512i b) {                                                         \
-    return emulate::mask_of<E>(a, b, [](E x, E y) { return expression; });                                                      \
+    return emulate::mask_of<E>(a, b, [](E x, E y) LOOSELEAF_ALWAYS { return expression; });                                                      \
   }
 LOOSELEAF_COMPARE(int32_t, cmpeq_epi32, x == y)
 LOOSELEAF_COMPARE(int32_t, cmpneq_epi32, x != y)
@@ -199,11 +199,11 @@ LOOSELEAF_CHOICE(int8_t, epi8)
 #define LOOSELEAF_PERMUTE(E, type)                                                                                     \
   inline __m512i _mm512_permutexvar_##type(__m512i index, __m512i a) {                                                 \
     const emulate::Lanes<E, __m512i> at(index), x(a);                                                                           \
-    return emulate::fill<E, __m512i>([&](int i) { return x.lane[at.lane[i] & (x.count - 1)]; });                                \
+    return emulate::fill<E, __m512i>([&](int i) LOOSELEAF_ALWAYS { return x.lane[at.lane[i] & (x.count - 1)]; });                                \
   }                                                                                                                    \
   inline __m512i _mm512_permutex2var_##type(__m512i a, __m512i index, __m512i b) {                                     \
     const emulate::Lanes<E, __m512i> at(index), x(a), y(b);                                                                     \
-    return emulate::fill<E, __m512i>([&](int i) { return (at.lane[i] & x.count ? y : x).lane[at.lane[i] & (x.count - 1)]; });   \
+    return emulate::fill<E, __m512i>([&](int i) LOOSELEAF_ALWAYS { return (at.lane[i] & x.count ? y : x).lane[at.lane[i] & (x.count - 1)]; });   \
   }
 LOOSELEAF_PERMUTE(uint64_t, epi64)
 LOOSELEAF_PERMUTE(uint32_t, epi32)
@@ -211,11 +211,11 @@ LOOSELEAF_PERMUTE(uint16_t, epi16)
 #undef LOOSELEAF_PERMUTE
 inline __m512i _mm512_shuffle_epi32(__m512i a, int mode) {
   const emulate::Lanes<int32_t, __m512i> x(a);
-  return emulate::fill<int32_t, __m512i>([&](int i) { return x.lane[(i & ~3) | (mode >> (i & 3) * 2 & 3)]; });
+  return emulate::fill<int32_t, __m512i>([&](int i) LOOSELEAF_ALWAYS { return x.lane[(i & ~3) | (mode >> (i & 3) * 2 & 3)]; });
 }
 inline __m512i _mm512_permutex_epi64(__m512i a, int mode) {
   const emulate::Lanes<int64_t, __m512i> x(a);
-  return emulate::fill<int64_t, __m512i>([&](int i) { return x.lane[(i & ~3) | (mode >> (i & 3) * 2 & 3)]; });
+  return emulate::fill<int64_t, __m512i>([&](int i) LOOSELEAF_ALWAYS { return x.lane[(i & ~3) | (mode >> (i & 3) * 2 & 3)]; });
 }
 inline __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int mode) {
   __m512i r{};
