@@ -51,6 +51,19 @@ inline void store_bf16(uint16_t* p, F16 x) {
   const __m256i packed = _mm256_packus_epi32(rounded_bf16(x.a), rounded_bf16(x.b));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
+inline F16 load_bf16_even(const uint16_t* p) {
+  const auto half = [](const uint16_t* q) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(q)), 16));
+  };
+  return {half(p), half(p + 16)};
+}
+inline F16 load_bf16_odd(const uint16_t* p) {
+  const __m256i upper = _mm256_set1_epi32(int32_t(0xffff0000u));
+  const auto half = [&](const uint16_t* q) {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(q)), upper));
+  };
+  return {half(p), half(p + 16)};
+}
 inline void load_bf16_pairs(const uint16_t* p, F16& even, F16& odd) {
   const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));

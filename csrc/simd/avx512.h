@@ -41,6 +41,13 @@ inline void store_bf16(uint16_t* p, F16 x) {
   const __m512i kept = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
 }
+inline F16 load_bf16_even(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+}
+inline F16 load_bf16_odd(const uint16_t* p) {
+  const __m512i upper = _mm512_set1_epi32(int32_t(0xffff0000u));
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), upper))};
+}
 inline void load_bf16_pairs(const uint16_t* p, F16& even, F16& odd) {
   const __m512i both = _mm512_loadu_si512(p);
   even = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};

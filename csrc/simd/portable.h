@@ -86,6 +86,17 @@ inline F16 load_bf16(const uint16_t* p) {
   return r;
 }
 inline void store_bf16(uint16_t* p, const F16& a) { LOOSELEAF_LANES p[i] = to_bf16(a.lane[i]); }
+// The first, or the second, of each of 16 pairs.
+inline F16 load_bf16_even(const uint16_t* p) {
+  F16 r;
+  LOOSELEAF_LANES r.lane[i] = from_bf16(p[2 * i]);
+  return r;
+}
+inline F16 load_bf16_odd(const uint16_t* p) {
+  F16 r;
+  LOOSELEAF_LANES r.lane[i] = from_bf16(p[2 * i + 1]);
+  return r;
+}
 // 32 numbers, as 16 pairs: the first of each pair to `even`, the second to `odd`.
 inline void load_bf16_pairs(const uint16_t* p, F16& even, F16& odd) {
   LOOSELEAF_LANES {
