@@ -140,7 +140,12 @@ inline Pairs nibble_pairs(const uint16_t* p) {
 inline I16 set1_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I16 dot_pairs(I16 acc, Pairs p, int32_t pair) {
   const __m256i x = _mm256_set1_epi32(pair);
-  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(p.a, x)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(p.b, x))};
+  I16 r = {_mm256_add_epi32(acc.a, _mm256_madd_epi16(p.a, x)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(p.b, x))};
+#if defined(__GNUC__)
+  // Integer sums may be taken in any order, and GCC adds the products up first, in more registers than there are.
+  __asm__("" : "+x"(r.a), "+x"(r.b));
+#endif
+  return r;
 }
 inline I16 zero_int() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline I16 load_int(const int32_t* p) {
