@@ -1,9 +1,8 @@
-"""How many threads compute, and how they wait."""
+"""How many threads compute."""
 
 from __future__ import annotations
 
 import logging
-import os
 
 import pytest
 import torch
@@ -51,24 +50,3 @@ def test_too_many_threads_are_warned_of_once(caplog: pytest.LogCaptureFixture) -
         threads.warn_if_oversubscribed()
     threads.warn_if_oversubscribed.cache_clear()
     assert caplog.records == []
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, str(threads.SPIN_COUNT)),
-        ({"GOMP_SPINCOUNT": "7"}, "7"),
-        ({"OMP_WAIT_POLICY": "active"}, None),
-    ],
-)
-def test_the_users_choice_of_waiting_is_left_alone(
-    given: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "environ", dict(os.environ))
-        threads.limit_spinning()
-        assert os.environ.get("GOMP_SPINCOUNT") == expected

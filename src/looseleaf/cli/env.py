@@ -17,12 +17,11 @@ from looseleaf import __version__
 from looseleaf.cli.command import command
 from looseleaf.cli.consoles import stdout, write
 from looseleaf.cli.options import OutputOptions
-from looseleaf.kernels.numa import allowed_nodes, node_processors
-from looseleaf.kernels.processors import Cache, Cores, processor_name, read_caches, read_cores
-from looseleaf.kernels.system_memory import SystemMemory, read_system_memory
 
 if TYPE_CHECKING:
     from looseleaf.kernels.machine import MatmulSpeed, ReadSpeed
+    from looseleaf.kernels.processors import Cache, Cores
+    from looseleaf.kernels.system_memory import SystemMemory
 
 PACKAGES = ("torch", "numpy", "gguf", "tokenizers", "safetensors")
 
@@ -100,6 +99,9 @@ def gather(*, speed: bool) -> Environment:
     import torch
 
     from looseleaf.kernels import machine
+    from looseleaf.kernels.numa import allowed_nodes, node_processors
+    from looseleaf.kernels.processors import processor_name, read_caches, read_cores
+    from looseleaf.kernels.system_memory import read_system_memory
 
     kernels = _kernels()  # loads the extension, or says that it is missing
     return Environment(

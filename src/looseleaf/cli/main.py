@@ -8,7 +8,7 @@ import typer
 
 from looseleaf import __version__
 from looseleaf.cli import bench, chat, env, generate, models, quality, show_memory
-from looseleaf.kernels.threads import limit_spinning
+from looseleaf.cli.waiting import limit_spinning
 
 app = typer.Typer(
     name="looseleaf",

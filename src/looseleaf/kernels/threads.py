@@ -1,4 +1,4 @@
-"""How many threads compute, and how they wait for one another. Imports torch only where it must."""
+"""How many threads compute."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from looseleaf.errors import ConfigurationError
 from looseleaf.kernels.processors import Cores, read_cores
 
 logger = logging.getLogger("looseleaf")
-
-SPIN_COUNT = 10_000
-"""Rounds that a thread of GNU OpenMP waits awake for the others, before it sleeps."""
 
 
 def check_threads(threads: int, cores: Cores | None = None) -> None:
@@ -55,14 +52,3 @@ def warn_if_oversubscribed() -> None:
             "Use --threads %d, OMP_NUM_THREADS=%d or torch.set_num_threads(%d).",
             *(threads, cores.most, cores.best, cores.best, cores.best),
         )
-
-
-def limit_spinning() -> None:
-    """Let threads that wait for others fall asleep after a moment, instead of holding a processor that those need.
-
-    GNU OpenMP, which torch uses on Linux, spins for several milliseconds at the end of each parallel region. On a
-    machine that has other work, a step of hundreds of regions then takes hundreds of time slices. Has no effect once
-    torch is loaded; what the user has set is left alone.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
