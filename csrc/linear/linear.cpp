@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t rows_at_once = 512;        // bounds the scratch: 512 rows of int16 or bfloat16
 constexpr int64_t block_bytes = 160 * 1024;  // of a block's rows
-constexpr double item_ns = 10000;            // a work item is worth handing over
+constexpr int64_t fewest_rows = 48;          // of a block: a panel is worth loading for that many
+constexpr double worth_a_thread_ns = 8000, item_ns = 40000;
 
 int64_t blocks_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
@@ -82,17 +83,22 @@ void linear(const PackedLinear& weight, const float* x, int64_t x_stride, int64_
     const Rows ready = prepared(weight, x + done * x_stride, x_stride, now, type);
 
     const int64_t granule = kernel.row_granule;
-    const int64_t fitting = block_bytes / (padded * (type == RowType::float32 ? 4 : 2)) / granule * granule;
-    const int64_t row_blocks = blocks_of(now, std::max(2 * granule, fitting));
+    const int64_t fitting = block_bytes / (padded * (type == RowType::float32 ? 4 : 2));
+    const int64_t row_blocks = blocks_of(now, std::max(fewest_rows, fitting) / granule * granule);
     const int64_t block_rows = blocks_of(blocks_of(now, row_blocks), granule) * granule;
     // Guesses good enough to size the items: bytes at 20 GB/s or arithmetic at 60 GFLOP/s on one thread.
-    const double panel_ns = std::max(double(weight.panel_bytes()) / 20, double(32 * padded * std::min(now, block_rows)) / 60);
-    const int64_t unit = now < 4 ? 8 : 2;
-    const int64_t threads = num_threads(), most = std::max<int64_t>(1, blocks_of(8 * threads, row_blocks));
-    int64_t groups = std::min({int64_t(panel_ns * double(panels) / item_ns), most, blocks_of(panels, unit)});
-    if (groups > 1) groups = blocks_of(groups, threads) * threads;
-    groups = std::clamp<int64_t>(groups, 1, blocks_of(panels, unit));
-
+    const double reading = double(weight.panel_bytes()) / 20;
+    const double arithmetic = double(32 * padded * std::min(now, block_rows)) / 60;
+    const double block_ns = std::max(reading, arithmetic) * double(panels);
+    // Panels are shared out in pairs, or in eights where that leaves the threads as equal.
+    const int64_t threads = num_threads(), unit = panels >= 64 * threads ? 8 : 2;
+    int64_t groups = 1;
+    if (block_ns * double(row_blocks) > worth_a_thread_ns) {
+      const int64_t wanted = std::max(int64_t(block_ns / item_ns), blocks_of(threads, row_blocks));
+      groups = std::min(wanted, blocks_of(8 * threads, row_blocks));
+      if (row_blocks % threads != 0) groups = blocks_of(groups, threads) * threads;
+      groups = std::min(groups, blocks_of(panels, unit));
+    }
     parallel_items(row_blocks * groups, [&](int64_t item, int64_t) {
       const int64_t group = item / row_blocks, block = item % row_blocks;
       const int64_t first = block * block_rows, last = std::min(now, first + block_rows);
