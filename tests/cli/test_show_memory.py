@@ -12,7 +12,8 @@ import pytest
 from looseleaf.cli.memory_drawing import BARS, draw
 from looseleaf.cli.show_memory import Watched, run
 from looseleaf.engine.engine import Engine
-from looseleaf.kernels.reference import ReferenceKVCache
+from looseleaf.kernels.factory import make_kv_cache
+from looseleaf.kernels.interface import KVCache
 from looseleaf.memory.factory import ALLOCATORS
 from looseleaf.memory.manager import BlockManager
 from tiny_model import tiny_engine, tiny_model
@@ -138,11 +139,11 @@ def test_the_command_draws_the_steps_asked_for(cli: Cli, tiny: list[str]) -> Non
 def test_the_pool_is_no_larger_than_what_is_drawn(cli: Cli, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pools: list[int] = []
 
-    def recorded(**sizes: Any) -> ReferenceKVCache:
+    def recorded(**sizes: Any) -> KVCache:
         pools.append(sizes["num_blocks"])
-        return ReferenceKVCache(**sizes)
+        return make_kv_cache(**sizes)
 
-    monkeypatch.setattr("looseleaf.engine.engine.ReferenceKVCache", recorded)
+    monkeypatch.setattr("looseleaf.engine.engine.make_kv_cache", recorded)
     assert build(cli, tiny, "--blocks", "20", "--max-model-len", "200", "--prompt", "a", "--max-tokens", "4")[0] == 0
     assert pools == [20]
 

@@ -8,82 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from looseleaf.kernels import reference
 from looseleaf.kernels.interface import AttentionBatch
-from looseleaf.kernels.reference import ReferenceKVCache
-
-
-def plain_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-    """`query` holds the last positions of a contiguous sequence; one head and one query at a time."""
-    num_queries, num_heads, _ = query.shape
-    group = num_heads // key.shape[1]
-    out = torch.empty_like(query, dtype=torch.float64)
-    for j in range(num_queries):
-        last = key.shape[0] - num_queries + j
-        first = 0 if window is None else max(0, last - window + 1)
-        for h in range(num_heads):
-            k = key[first : last + 1, h // group].double()
-            v = value[first : last + 1, h // group].double()
-            out[j, h] = torch.softmax(k @ query[j, h].double() * scale, 0) @ v
-    return out
-
-
-class PagedCase:
-    """Sequences scattered over a shuffled pool, beside their contiguous keys and values."""
-
-    def __init__(
-        self, seed: int, shapes: list[tuple[int, int]], block_size: int, heads: tuple[int, int], head_dim: int
-    ):
-        generator = torch.Generator().manual_seed(seed)
-        num_heads, num_kv_heads = heads
-        counts = [math.ceil(context / block_size) for context, _ in shapes]
-        num_blocks = sum(counts) + 3
-        order = torch.randperm(num_blocks, generator=generator).int()
-        self.tables = torch.zeros(len(shapes), max(counts), dtype=torch.int32)
-        taken = 0
-        for row, count in enumerate(counts):
-            self.tables[row, :count] = order[taken : taken + count]
-            taken += count
-        self.shapes = shapes
-        self.block_size = block_size
-        self.num_blocks = num_blocks
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
-        self.keys = [torch.randn(c, num_kv_heads, head_dim, generator=generator) for c, _ in shapes]
-        self.values = [torch.randn(c, num_kv_heads, head_dim, generator=generator) for c, _ in shapes]
-        self.queries = [torch.randn(q, num_heads, head_dim, generator=generator) for _, q in shapes]
-
-    def slots(self, row: int) -> Tensor:
-        position = torch.arange(self.shapes[row][0])
-        return self.tables[row, position // self.block_size].long() * self.block_size + position % self.block_size
-
-    def fill(self, dtype: torch.dtype, poison: float = math.nan) -> ReferenceKVCache:
-        """A two-layer cache; only layer 1 holds the case, every other slot is poisoned."""
-        cache = ReferenceKVCache(
-            num_layers=2,
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            dtype=dtype,
-        )
-        every = torch.arange(self.num_blocks * self.block_size)
-        bad = torch.full((len(every), self.num_kv_heads, self.head_dim), poison)
-        for layer in (0, 1):
-            cache.write(layer, bad, bad, every)
-        for row in range(len(self.shapes)):
-            cache.write(1, self.keys[row], self.values[row], self.slots(row))
-        return cache
-
-    def batch(self) -> AttentionBatch:
-        lengths = torch.tensor([q for _, q in self.shapes])
-        starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int()
-        contexts = torch.tensor([c for c, _ in self.shapes], dtype=torch.int32)
-        slots = torch.cat([self.slots(row)[c - q :] for row, (c, q) in enumerate(self.shapes)])
-        decodes = next((i for i, (_, q) in enumerate(self.shapes) if q != 1), len(self.shapes))
-        return AttentionBatch(self.tables, contexts, starts, slots, decodes)
+from looseleaf.kernels.reference import quantise
+from paged_case import PagedCase, plain_attention
 
 
 @st.composite
@@ -109,7 +38,10 @@ def test_equals_plain_attention_in_float32(case: PagedCase, window: int | None, 
         cache = case.fill(torch.float32)
         got = cache.attend(1, torch.cat(case.queries), case.batch(), scale=scale, sliding_window=window)
     expected = torch.cat(
-        [plain_attention(q, k, v, scale, window) for q, k, v in zip(case.queries, case.keys, case.values, strict=True)]
+        [
+            plain_attention(q, k, v, scale, window)[0]
+            for q, k, v in zip(case.queries, case.keys, case.values, strict=True)
+        ]
     )
     torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
 
@@ -122,7 +54,7 @@ def test_bfloat16_adds_only_the_rounding_of_what_is_stored(case: PagedCase) -> N
     got = case.fill(torch.bfloat16).attend(1, torch.cat(queries), case.batch(), scale=scale)
     expected = torch.cat(
         [
-            plain_attention(q, k.bfloat16(), v.bfloat16(), scale, None)
+            plain_attention(q, k.bfloat16(), v.bfloat16(), scale, None)[0]
             for q, k, v in zip(queries, case.keys, case.values, strict=True)
         ]
     )
@@ -177,3 +109,54 @@ def test_copied_blocks_read_the_same_and_the_rest_is_untouched(dtype: torch.dtyp
     assert torch.equal(moved, before)
     case.tables[0, :2] = torch.tensor(used)
     assert torch.equal(cache.attend(1, case.queries[0], case.batch(), scale=1.0), before)
+
+
+@given(case=cases(), window=st.none() | st.integers(1, 400), softcap=st.none() | st.floats(0.5, 50.0))
+@settings(max_examples=60, deadline=None)
+def test_soft_cap_and_log_sum_exp(case: PagedCase, window: int | None, softcap: float | None) -> None:
+    scale = 2 / math.sqrt(case.head_dim)
+    queries = torch.cat(case.queries)
+    lse = torch.empty(queries.shape[:2])
+    got = case.fill(torch.float32).attend(
+        1, queries, case.batch(), scale=scale, sliding_window=window, softcap=softcap, lse=lse
+    )
+    expected = [
+        plain_attention(q, k, v, scale, window, softcap)
+        for q, k, v in zip(case.queries, case.keys, case.values, strict=True)
+    ]
+    torch.testing.assert_close(got.double(), torch.cat([out for out, _ in expected]), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(lse.double(), torch.cat([logs for _, logs in expected]), atol=2e-5, rtol=2e-5)
+
+
+def dequantised(rows: torch.Tensor) -> torch.Tensor:
+    numbers, scales = quantise(rows)
+    return numbers.float() * scales.float()
+
+
+@given(case=cases())
+@settings(max_examples=40, deadline=None)
+def test_int8_is_plain_attention_over_the_dequantised(case: PagedCase) -> None:
+    scale = 1 / math.sqrt(case.head_dim)
+    got = case.fill(torch.int8).attend(1, torch.cat(case.queries), case.batch(), scale=scale)
+    expected = torch.cat(
+        [
+            plain_attention(q, dequantised(k), dequantised(v), scale, None)[0]
+            for q, k, v in zip(case.queries, case.keys, case.values, strict=True)
+        ]
+    )
+    torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@given(scale=st.floats(1e-30, 1e30), seed=st.integers(0, 2**32))
+def test_an_int8_row_is_off_by_half_a_step_at_most(scale: float, seed: int) -> None:
+    rows = torch.randn(4, 3, 16, generator=torch.Generator().manual_seed(seed)) * scale
+    numbers, steps = quantise(rows)
+    assert numbers.abs().max() <= 127
+    assert (steps.float() <= rows.abs().amax(-1, keepdim=True) / 127 * (1 + 2**-6)).all()
+    assert ((dequantised(rows) - rows).abs() <= steps.float() * 0.5001).all()
+
+
+def test_an_int8_row_that_is_not_finite_stays_so() -> None:
+    for bad in (math.nan, math.inf, -math.inf):
+        assert dequantised(torch.tensor([[1.0, bad, 3.0]])).isnan().all()
+    assert (dequantised(torch.zeros(2, 4)) == 0).all()

@@ -30,7 +30,8 @@ from looseleaf.engine.sampling_rows import SamplingRows
 from looseleaf.engine.seats import Seats
 from looseleaf.engine.stop import Finish, StopChecker
 from looseleaf.errors import ConfigurationError
-from looseleaf.kernels.reference import ReferenceKVCache
+from looseleaf.kernels.factory import make_kv_cache
+from looseleaf.kernels.interface import KVCache
 from looseleaf.memory.events import EventStream
 from looseleaf.memory.factory import make_manager
 from looseleaf.models.interface import Decoder
@@ -54,7 +55,7 @@ class Engine:
         config: EngineConfig,
         pool: PoolSize,
         *,
-        kv_cache: ReferenceKVCache | None = None,
+        kv_cache: KVCache | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`kv_cache`: that of an idle engine of the same model and pool, to be shared instead of a new one.
@@ -83,7 +84,7 @@ class Engine:
             max_model_len=pool.max_model_len,
             events=self.events,
         )
-        self.kv_cache = kv_cache or ReferenceKVCache(
+        self.kv_cache = kv_cache or make_kv_cache(
             num_layers=pool.num_layers,
             num_blocks=pool.num_blocks,
             block_size=pool.block_size,

@@ -41,11 +41,21 @@ class KVCache(Protocol):
         ...
 
     def attend(
-        self, layer: int, query: Tensor, batch: AttentionBatch, *, scale: float, sliding_window: int | None = None
+        self,
+        layer: int,
+        query: Tensor,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        lse: Tensor | None = None,
     ) -> Tensor:
         """Attention of `query` (`[num_tokens, num_heads, head_dim]`) over the paged keys and values.
 
-        `sliding_window=w`: a query at position p sees positions p-w+1 … p. Returns a tensor like `query`.
+        `sliding_window=w`: a query at position p sees positions p-w+1 … p. `softcap=c`: scores become
+        c · tanh(score / c). `lse`: float32 `[num_tokens, num_heads]` that receives the log of each row's sum of
+        exp(score). Returns a tensor like `query`.
         """
         ...
 
