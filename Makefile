@@ -25,6 +25,19 @@ test-emulated: $(VENV)/.dev  ## the kernels' AVX-512 and AMX code on machines wi
 	$(call native,emulated,-DCMAKE_BUILD_TYPE=Release -DLOOSELEAF_EMULATE=ON)
 	$(call with_native,emulated) $(BIN)/python -m pytest -n 2 $(NATIVE_TESTS)
 
+# The sanitizers' libraries must come first in the process. Leaks: Python's own would be reported. A pool that cannot
+# be had is refused, as without them; a fault stays a signal, which some tests wait for. No emulation test is here:
+# they compile their own. --capture=sys leaves the reports on the terminal.
+asan: $(VENV)/.dev  ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer, AVX-512 and AMX emulated
+	$(call native,asan,-DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O1 -DLOOSELEAF_EMULATE=ON -DLOOSELEAF_SANITIZE=ON)
+	$(call sanitized,) -n 2 $(NATIVE_TESTS) --ignore tests/kernels/test_simd.py --ignore tests/kernels/test_emulation.py
+	for isa in portable avx2; do \
+	  $(call sanitized,LOOSELEAF_ISA=$$isa) -n 2 tests/kernels/test_native.py $(filter tests/models/%,$(NATIVE_TESTS)) || exit 1; \
+	done
+sanitized = LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_segv=0 UBSAN_OPTIONS=print_stacktrace=1 \
+  $(1) $(call with_native,asan) $(BIN)/python -m pytest --capture=sys
+
 check: $(VENV)/.dev  ## format, lint, types, import layers
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .

@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from looseleaf.kernels import native
 from looseleaf.models.download import ChecksumMismatch, DownloadFailed
 from looseleaf.models.store import resolve_model
+
+# How long an example takes says nothing: machines are shared, and sanitizers slow.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:
