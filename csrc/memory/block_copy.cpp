@@ -30,7 +30,7 @@ void copy_blocks(Tensor cache, Tensor source, Tensor destination) {
     STD_TORCH_CHECK(from[i] >= 0 && from[i] < num_blocks && to[i] >= 0 && to[i] < num_blocks, "copy_blocks: pair ", i,
                     " (", from[i], " -> ", to[i], ") is outside the pool of ", num_blocks, " blocks");
   }
-  if (outer == 0 || num_blocks == 0) return;
+  if (cache.numel() == 0) return;
 
   const int64_t block_bytes = cache.numel() / (outer * num_blocks) * cache.element_size();
   auto* base = static_cast<char*>(cache.data_ptr());

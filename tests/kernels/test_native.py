@@ -47,6 +47,10 @@ def test_a_block_outside_the_pool_is_refused_and_nothing_is_copied(source: int, 
     assert torch.equal(cache, torch.arange(8.0).view(1, 4, 2))
 
 
+def test_blocks_without_bytes_are_nothing_to_copy() -> None:
+    native.copy_blocks(torch.empty(2, 3, 0), torch.tensor([0], dtype=torch.int32), torch.tensor([1], dtype=torch.int32))
+
+
 @needs_extension
 def test_the_native_boundary_checks_for_itself() -> None:
     assert native.is_available()
