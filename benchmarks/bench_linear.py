@@ -3,7 +3,7 @@
     python benchmarks/bench_linear.py [--cold] [--types bfloat16 int8] [--rows 1 16 64 256] [--seconds 0.25] [--json]
 
 All contenders of a shape take turns. Times are medians in microseconds; on a machine that has other work, --percentile
-5 shows what they take when left alone. `torch`: the faster of float32 and bfloat16
+10 --pause 0.02 shows what they take when left alone (whoever has waited is let in at once). `torch`: the faster of float32 and bfloat16
 weights there. `floor`: the larger of reading the packed weight once (its own bytes, summed, in or out of cache as they
 lie) and the multiplications at the best rate of the whole run, torch's or ours. By default a weight is used again and
 again, so that it stays in what cache holds it; with --cold, copies take turns that together do not fit.
@@ -61,7 +61,7 @@ def timed(work: Callable[[int], object], calls: int, turn: int) -> float:
     return (time.perf_counter() - start) / calls * 1e6
 
 
-def alternate(works: list[Callable[[int], object]], seconds: float) -> list[list[float]]:
+def alternate(works: list[Callable[[int], object]], seconds: float, pause: float) -> list[list[float]]:
     """Samples of each, all in turn; a sample is as many calls as take about half a millisecond."""
     calls = []
     for work in works:
@@ -71,6 +71,9 @@ def alternate(works: list[Callable[[int], object]], seconds: float) -> list[list
     end, turn = time.perf_counter() + seconds, 0
     while time.perf_counter() < end or turn < 5:
         for i, work in enumerate(works):
+            if pause:
+                time.sleep(pause)
+                work(turn)
             samples[i].append(timed(work, calls[i], turn))
         turn += 1
     return samples
@@ -85,7 +88,9 @@ def packed_example(weight: Tensor, type: str) -> PackedLinear:
     return pack_gguf(blocks.flatten(1), "Q4_1", weight.shape[1])
 
 
-def measure(inputs: int, outputs: int, type: str, rows: int, seconds: float, cold: bool, percentile: int) -> Case:
+def measure(
+    inputs: int, outputs: int, type: str, rows: int, seconds: float, cold: bool, percentile: int, pause: float
+) -> Case:
     weight = torch.randn(outputs, inputs) * 0.05
     packed = packed_example(weight, type)
     copies = -(-COLD_BYTES // packed.nbytes) if cold else 1
@@ -100,7 +105,7 @@ def measure(inputs: int, outputs: int, type: str, rows: int, seconds: float, col
         lambda i: torch.nn.functional.linear(x, floats[i % copies]),
         lambda i: torch.nn.functional.linear(x_half, halves[i % copies]),
     ]
-    samples = alternate(works, seconds)
+    samples = alternate(works, seconds, pause)
     ours, read, full, half = (quantiles(s, n=100, method="inclusive")[percentile - 1] for s in samples)
     low, _, high = quantiles(samples[0], n=4)
     shape = f"{inputs}->{outputs}"
@@ -114,13 +119,14 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", type=int, default=[0, 1, 2, 3], help="which of the four")
     parser.add_argument("--seconds", type=float, default=0.25, help="for each case")
     parser.add_argument("--percentile", type=int, default=50)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each sample")
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if not native.is_available():
         raise SystemExit("the native extension is missing")
     cases = [
-        measure(*SHAPES[shape], type, rows, options.seconds, options.cold, options.percentile)
+        measure(*SHAPES[shape], type, rows, options.seconds, options.cold, options.percentile, options.pause)
         for type in options.types
         for shape in options.shapes
         for rows in options.rows
