@@ -183,5 +183,5 @@ class _Reader:
             slots=(blocks * self._block_size + position % self._block_size).flatten(),
             num_decodes=count if length == 1 else 0,
         )
-        tokens = windows[:, start:stop].flatten()
+        tokens = windows[:, start:stop].reshape(-1).contiguous()
         return self._engine.model.forward(tokens, position.repeat(count), self._engine.kv_cache, batch)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from looseleaf.kernels import native
 from looseleaf.kernels.interface import AttentionBatch
+from looseleaf.kernels.rotation import rotate, rotated_together
 
 PARTITION_TOKENS = 256
 """Decode attention runs over partitions of about this many tokens, merged by log-sum-exp. The split depends on
@@ -45,7 +46,8 @@ class ReferenceKVCache:
     """Keys and values as two tensors `[num_layers, num_kv_heads, num_blocks, block_size, head_dim]`.
 
     Head-major, so that gathered blocks are a batched-matmul operand as they are. Sums are formed in float32
-    whatever the storage type. An int8 cache has a bfloat16 scale per token and head for each of the two.
+    whatever the storage type. An int8 cache has a bfloat16 scale per token and head for each of the two,
+    and holds keys rotated.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class ReferenceKVCache:
 
     def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store `key` and `value` (`[num_tokens, num_kv_heads, head_dim]`) at `slots` (int64 `[num_tokens]`)."""
+        if self.dtype == torch.int8:
+            key = rotate(key)
         # The first token of a block clears the rest of it: a slot beyond a sequence's end is then zero, never
         # another's leftover, whose NaN would survive a weight of zero.
         begun = slots[slots % self.block_size == 0] // self.block_size
@@ -107,6 +111,8 @@ class ReferenceKVCache:
     ) -> Tensor:
         """Attention of `query` (`[num_tokens, num_heads, head_dim]`) over the paged keys and values."""
         output = torch.empty_like(query)
+        if self.dtype == torch.int8:
+            query, scale = rotate(query), scale / rotated_together(self.head_dim)
         logs = query.new_empty(query.shape[:2], dtype=torch.float32) if lse is None else lse
         decodes = batch.num_decodes
         if decodes:
