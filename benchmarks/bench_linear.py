@@ -2,11 +2,12 @@
 
     python benchmarks/bench_linear.py [--cold] [--types bfloat16 int8] [--rows 1 16 64 256] [--seconds 0.25] [--json]
 
-All contenders of a shape take turns. Times are medians in microseconds; on a machine that has other work, --percentile
-10 --pause 0.02 shows what they take when left alone (whoever has waited is let in at once). `torch`: the faster of float32 and bfloat16
-weights there. `floor`: the larger of reading the packed weight once (its own bytes, summed, in or out of cache as they
-lie) and the multiplications at the best rate of the whole run, torch's or ours. By default a weight is used again and
-again, so that it stays in what cache holds it; with --cold, copies take turns that together do not fit.
+All contenders of a shape take turns. Times are medians in microseconds, Python's call included; on a machine that has
+other work, --percentile 3 --pause 0.02 (and OMP_PROC_BIND=true) shows what they take when left alone.
+`torch`: the faster of float32 and bfloat16 weights there. `floor`: the larger of reading the packed weight once (its own
+bytes, summed, in or out of cache as they lie) and the multiplications at the best rate of the whole run, torch's or
+ours. By default a weight is used again and again, so that it stays in what cache holds it; with --cold, copies take
+turns that together do not fit.
 """
 
 from __future__ import annotations

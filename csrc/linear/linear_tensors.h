@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
+#include <string>
 
 #include "packed_linear.h"
 
