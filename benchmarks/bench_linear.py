@@ -4,8 +4,8 @@
 
 All contenders of a shape take turns. Times are medians in microseconds, Python's call included; on a machine that has
 other work, --percentile 3 --pause 0.02 (and OMP_PROC_BIND=true) shows what they take when left alone.
-`torch`: the faster of float32 and bfloat16 weights there. `floor`: the larger of reading the packed weight once (its own
-bytes, summed, in or out of cache as they lie) and the multiplications at the best rate of the whole run, torch's or
+`torch`: the faster of float32 and bfloat16 weights there. `floor`: the larger of reading the packed weight once (its
+own bytes, summed, in or out of cache as they lie) and the multiplications at the best rate of the whole run, torch's or
 ours. By default a weight is used again and again, so that it stays in what cache holds it; with --cold, copies take
 turns that together do not fit.
 """
