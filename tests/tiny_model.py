@@ -17,14 +17,18 @@ from torch import Tensor
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.kv_pool import PoolSize
+from looseleaf.kernels import native
 from looseleaf.kernels.interface import AttentionBatch
 from looseleaf.kernels.reference import ReferenceKVCache
 from looseleaf.models.config import ModelConfig
 from looseleaf.models.decoder import CausalLM
+from looseleaf.models.native_decoder import NativeCausalLM
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.models.weights import destinations
 
 EOS = "<|end|>"
+LOADED: type[CausalLM] | type[NativeCausalLM] = NativeCausalLM if native.is_chosen() else CausalLM
+"""What an engine's model is when it is loaded from a path."""
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 
 

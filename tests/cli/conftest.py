@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from looseleaf.cli.main import app
-from looseleaf.models.decoder import CausalLM
-from tiny_model import write_tiny_folder
+from tiny_model import LOADED, write_tiny_folder
 
 Run = Callable[..., "tuple[int, str, str]"]
 
@@ -43,14 +43,14 @@ def tiny(tiny_folder: Path) -> list[str]:
 @pytest.fixture
 def not_numbers_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """`not_numbers_at(call)`: the `call`-th logits that models compute from now on are not numbers."""
-    compute = CausalLM.logits
+    compute = LOADED.logits
 
     def arrange(call: int) -> None:
         calls = count(1)
 
-        def logits(model: CausalLM, hidden: Tensor) -> Tensor:
+        def logits(model: Any, hidden: Tensor) -> Tensor:
             return compute(model, hidden) * (torch.nan if next(calls) == call else 1.0)
 
-        monkeypatch.setattr(CausalLM, "logits", logits)
+        monkeypatch.setattr(LOADED, "logits", logits)
 
     return arrange

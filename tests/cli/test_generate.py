@@ -15,7 +15,7 @@ from looseleaf import LLM, SamplingParams
 from looseleaf.cli.command import BROKEN_PIPE
 from looseleaf.cli.prompt_input import gather_prompts
 from looseleaf.memory.factory import ALLOCATORS
-from looseleaf.models.decoder import CausalLM
+from tiny_model import LOADED
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -131,7 +131,7 @@ def test_bad_input_is_explained_and_nothing_runs(
     def forward(*_arguments: Any) -> Any:
         raise AssertionError("the model ran")
 
-    monkeypatch.setattr(CausalLM, "forward", forward)
+    monkeypatch.setattr(LOADED, "forward", forward)
     code, output, errors = cli("generate", *tiny, "--prompt", "fine", *options)
     assert (code, output) == (2, ""), errors
     assert "error: " in errors
@@ -202,7 +202,7 @@ def failing_at(call: int, error: BaseException, forward: Callable[..., Any]) -> 
 
 
 def test_ctrl_c_keeps_what_is_finished(cli: Cli, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CausalLM, "forward", failing_at(10, KeyboardInterrupt(), CausalLM.forward))
+    monkeypatch.setattr(LOADED, "forward", failing_at(10, KeyboardInterrupt(), LOADED.forward))
     prompts = ["--prompt", "a", "--prompt", "b", "--max-num-seqs", "1"]
     code, output, errors = cli("generate", *tiny, *GREEDY, *prompts)
     assert code == 130
@@ -212,13 +212,13 @@ def test_ctrl_c_keeps_what_is_finished(cli: Cli, tiny: list[str], monkeypatch: p
 
 
 def test_an_unexpected_error_is_exit_code_1(cli: Cli, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CausalLM, "forward", failing_at(1, RuntimeError("[odd]"), CausalLM.forward))
+    monkeypatch.setattr(LOADED, "forward", failing_at(1, RuntimeError("[odd]"), LOADED.forward))
     code, _, errors = cli("generate", *tiny, *GREEDY, "--prompt", "a")
     assert code == 1
     assert "unexpected RuntimeError: [odd]" in errors
     assert "--debug" in errors
     assert "Traceback" not in errors
-    monkeypatch.setattr(CausalLM, "forward", failing_at(1, RuntimeError("[odd]"), CausalLM.forward))
+    monkeypatch.setattr(LOADED, "forward", failing_at(1, RuntimeError("[odd]"), LOADED.forward))
     code, _, errors = cli("generate", *tiny, *GREEDY, "--prompt", "a", "--debug")
     assert code == 1
     assert "Traceback" in errors

@@ -13,9 +13,11 @@ import torch
 import transformers
 from torch import Tensor
 
+from looseleaf.kernels.cpu import CpuKVCache
 from looseleaf.kernels.interface import AttentionBatch
 from looseleaf.kernels.reference import ReferenceKVCache
-from looseleaf.models.decoder import CausalLM
+from looseleaf.models.interface import Decoder
+from looseleaf.models.native_decoder import NativeCausalLM
 
 VOCAB_SIZE = 96
 
@@ -122,7 +124,7 @@ class PagedRun:
     """Feeds sequences to a model step by step, each token's keys and values in a block chosen at random."""
 
     def __init__(
-        self, model: CausalLM, sequences: list[list[int]], *, block_size: int = 4, seed: int = 0, room: int = 0
+        self, model: Decoder, sequences: list[list[int]], *, block_size: int = 4, seed: int = 0, room: int = 0
     ) -> None:
         """`room` is how many tokens each sequence may grow by."""
         config = model.config
@@ -133,7 +135,8 @@ class PagedRun:
         widest = max(-(-(len(sequence) + room) // block_size) for sequence in sequences)
         order = np.random.default_rng(seed).permutation(widest * len(sequences))
         self._tables = torch.from_numpy(order.reshape(len(sequences), widest).astype(np.int32))
-        self._cache = ReferenceKVCache(
+        kind = CpuKVCache if isinstance(model, NativeCausalLM) else ReferenceKVCache
+        self._cache = kind(
             num_layers=config.num_layers,
             num_blocks=order.size,
             block_size=block_size,

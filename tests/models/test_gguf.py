@@ -28,7 +28,7 @@ from looseleaf.models.errors import (
 from looseleaf.models.gguf_config import config_from_gguf
 from looseleaf.models.gguf_file import GGUFFile
 from looseleaf.models.gguf_weights import GGUFWeights
-from looseleaf.models.loader import load_config, load_model, load_model_and_tokenizer
+from looseleaf.models.loader import load_config, load_decoder_and_tokenizer, load_model
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.models.weights import destinations
 
@@ -243,17 +243,18 @@ def test_ends_of_turns_and_messages_end_a_sequence_for_model_and_tokenizer_alike
     assert load_config(path).eos_token_ids == Tokenizer.from_gguf(path).eos_token_ids == (2, 5)
 
 
-def test_one_call_loads_the_model_and_its_tokenizer(write, checkpoint):
+def test_one_call_loads_the_model_and_its_tokenizer(write, checkpoint, monkeypatch):
+    monkeypatch.setenv("LOOSELEAF_KERNELS", "reference")
     path = write("smollm2", metadata=TOKENS)
-    model, tokenizer = load_model_and_tokenizer(path, torch.float32)
+    model, tokenizer = load_decoder_and_tokenizer(path, torch.float32)
     alone = destinations(load(path))
     assert all(torch.equal(weight, alone[name]) for name, weight in destinations(model).items())
     assert tokenizer.encode("abba") == Tokenizer.from_gguf(path).encode("abba")
     folder = checkpoint("smollm2").folder
     with pytest.raises(ModelNotFound, match=r"no tokenizer\.json"):
-        load_model_and_tokenizer(folder, torch.float32)
+        load_decoder_and_tokenizer(folder, torch.float32)
     with pytest.raises(UnsupportedModel, match="float16"):
-        load_model_and_tokenizer(path, torch.float16)
+        load_decoder_and_tokenizer(path, torch.float16)
 
 
 def test_a_folder_whose_only_weights_are_a_file_is_that_file(write, checkpoint, tmp_path):

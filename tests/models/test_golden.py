@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 import torch
 
+from looseleaf.kernels import native
 from looseleaf.models.config import ModelConfig
-from looseleaf.models.decoder import CausalLM
+from looseleaf.models.interface import Decoder
 from looseleaf.models.loader import load_model
+from looseleaf.models.native_decoder import NativeCausalLM
 
 DATA = Path(__file__).parents[1] / "data"
 PADDING = 2
@@ -41,13 +43,16 @@ def golden(name: str) -> list[Golden]:
 
 
 @pytest.fixture(scope="module")
-def smollm2(smollm2_gguf: Path) -> Callable[[torch.dtype], tuple[CausalLM, ModelConfig]]:
-    loaded: dict[torch.dtype, tuple[CausalLM, ModelConfig]] = {}
+def smollm2(smollm2_gguf: Path) -> Callable[..., tuple[Decoder, ModelConfig]]:
+    loaded: dict[tuple[torch.dtype, str], tuple[Decoder, ModelConfig]] = {}
 
-    def load(dtype: torch.dtype) -> tuple[CausalLM, ModelConfig]:
-        if dtype not in loaded:
-            loaded[dtype] = load_model(smollm2_gguf, dtype)
-        return loaded[dtype]
+    def load(dtype: torch.dtype, kernels: str = "reference") -> tuple[Decoder, ModelConfig]:
+        if kernels == "native" and not native.is_available():
+            pytest.skip("the native extension was not built")
+        if (dtype, kernels) not in loaded:
+            model, config = load_model(smollm2_gguf, dtype)
+            loaded[dtype, kernels] = (model if kernels == "reference" else NativeCausalLM.from_reference(model), config)
+        return loaded[dtype, kernels]
 
     return load
 
@@ -61,9 +66,10 @@ def test_the_default_model_is_what_its_file_says(smollm2):
     assert config.kv_bytes_per_token(torch.bfloat16) == 23_040
 
 
+@pytest.mark.parametrize("kernels", ["native", "reference"])
 @pytest.mark.parametrize("name", ["golden.json", "golden_whole_prompt.json"])
-def test_float32_repeats_the_golden_tokens_one_by_one(name, smollm2, paged_run):
-    model, _ = smollm2(torch.float32)
+def test_float32_repeats_the_golden_tokens_one_by_one(name, kernels, smollm2, paged_run):
+    model, _ = smollm2(torch.float32, kernels)
     items = golden(name)
     run = paged_run(model, [list(item.prompt) for item in items], block_size=16, room=32)
     outputs = run.generate_greedily(32)
@@ -74,8 +80,9 @@ def test_float32_repeats_the_golden_tokens_one_by_one(name, smollm2, paged_run):
         torch.testing.assert_close(best - second, expected, rtol=0, atol=1e-3)
 
 
-def test_float32_gives_the_recorded_logits_of_the_first_token(smollm2, paged_run):
-    model, _ = smollm2(torch.float32)
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_float32_gives_the_recorded_logits_of_the_first_token(kernels, smollm2, paged_run):
+    model, _ = smollm2(torch.float32, kernels)
     items = golden("golden.json")
     outputs = paged_run(model, [item.recorded["prompt_ids"] for item in items], block_size=16).run_whole()
     for item, logits in zip(items, outputs, strict=True):
@@ -83,15 +90,16 @@ def test_float32_gives_the_recorded_logits_of_the_first_token(smollm2, paged_run
         torch.testing.assert_close(logits[-1][list(tokens)], torch.tensor(expected), rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("kernels", ["native", "reference"])
 @pytest.mark.parametrize("name", ["golden.json", "golden_whole_prompt.json"])
-def test_bfloat16_parts_from_the_golden_tokens_only_at_near_ties(name, smollm2, paged_run):
+def test_bfloat16_parts_from_the_golden_tokens_only_at_near_ties(name, kernels, smollm2, paged_run):
     """The golden tokens are fed whatever the model would have said, so that all 32 are compared.
 
     Where another token comes first here, two leads must be near ties: the recorded one over the runner-up, and ours
     over the golden token. Both may be 0.25 at most, not below it: at one place these differ by exactly 0.25, which is
     two steps of bfloat16 logits, one for the rounding of each.
     """
-    model, _ = smollm2(torch.bfloat16)
+    model, _ = smollm2(torch.bfloat16, kernels)
     items = golden(name)
     fed = [item.prompt + item.recorded["bf16"]["ids"][:-1] for item in items]
     for item, logits in zip(items, paged_run(model, fed, block_size=16).run_whole(), strict=True):

@@ -26,7 +26,7 @@ from looseleaf.errors import InvalidRequest
 from looseleaf.kernels import native
 from looseleaf.kernels.system_memory import available_memory
 from looseleaf.kernels.threads import warn_if_oversubscribed
-from looseleaf.models.loader import load_model_and_tokenizer
+from looseleaf.models.loader import load_decoder_and_tokenizer
 from looseleaf.models.store import DEFAULT_MODEL, resolve_model
 from looseleaf.models.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None =
     path = resolve_model(str(model)).path
     started = time.perf_counter()
     dtype = config.torch_dtype
-    weights, tokenizer = load_model_and_tokenizer(path, dtype)
+    weights, tokenizer = load_decoder_and_tokenizer(path, dtype, config.quantization)
     native.is_available()  # says so, once, if the extension is missing
     warn_if_oversubscribed()
     free = available_memory()

@@ -19,8 +19,8 @@ def make_kv_cache(
     head_dim: int,
     dtype: torch.dtype,
 ) -> KVCache:
-    """The native cache where the extension was built, else the reference's."""
-    kind = CpuKVCache if native.is_available() else ReferenceKVCache
+    """The native cache where the native kernels are chosen, else the reference's."""
+    kind = CpuKVCache if native.is_chosen() else ReferenceKVCache
     return kind(
         num_layers=num_layers,
         num_blocks=num_blocks,

@@ -16,6 +16,7 @@ import looseleaf.kernels
 from looseleaf.errors import ConfigurationError
 
 ISA_VARIABLE = "LOOSELEAF_ISA"
+KERNELS_VARIABLE = "LOOSELEAF_KERNELS"
 
 
 class NativeExtensionMissing(UserWarning):
@@ -72,6 +73,17 @@ def is_available() -> bool:
         stacklevel=2,
     )
     return False
+
+
+def is_chosen() -> bool:
+    """Whether models run on the native kernels: they are there, and LOOSELEAF_KERNELS does not say "reference".
+
+    Raises `ConfigurationError` if it says something else than that or "native".
+    """
+    chosen = os.environ.get(KERNELS_VARIABLE) or "native"
+    if chosen not in ("native", "reference"):
+        raise ConfigurationError(f"{KERNELS_VARIABLE} is {chosen!r}.", hint="Set it to native or reference.")
+    return chosen == "native" and is_available()
 
 
 def _obey_environment() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -56,7 +55,7 @@ class CausalLM:
         self.config = config
         self.dtype = dtype
         self.embedding = empty(config.vocab_size, config.hidden_size)
-        self.layers = [_empty_layer(config, layer, empty) for layer in range(config.num_layers)]
+        self.layers = [empty_layer(config, layer, dtype, device) for layer in range(config.num_layers)]
         self.norm = empty(config.hidden_size)
         self.lm_head = self.embedding if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size)
         self._rotary = RotaryTable(
@@ -130,7 +129,14 @@ def _mlp(layer: DecoderLayer, normed: Tensor) -> Tensor:
     return functional.linear(functional.silu(gate).mul_(up), layer.down_weight, layer.down_bias)
 
 
-def _empty_layer(config: ModelConfig, index: int, empty: Callable[..., Tensor]) -> DecoderLayer:
+def empty_layer(
+    config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device | None = None
+) -> DecoderLayer:
+    """Layer `index` of the model with uninitialised weights."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
     hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     qkv = (config.num_heads + 2 * config.num_kv_heads) * head_dim
     return DecoderLayer(

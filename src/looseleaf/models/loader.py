@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from looseleaf.kernels import native
 from looseleaf.models.config import ModelConfig
 from looseleaf.models.decoder import CausalLM
 from looseleaf.models.errors import UnsupportedModel
@@ -13,11 +14,12 @@ from looseleaf.models.gguf_config import config_from_gguf
 from looseleaf.models.gguf_file import GGUFFile
 from looseleaf.models.gguf_weights import GGUFWeights
 from looseleaf.models.hf_config import config_from_hf
+from looseleaf.models.interface import Decoder
 from looseleaf.models.json_file import read_json_object
 from looseleaf.models.model_files import find_model
 from looseleaf.models.safetensors_weights import SafetensorsWeights
 from looseleaf.models.tokenizer import Tokenizer
-from looseleaf.models.weights import load_weights
+from looseleaf.models.weights import WeightSource, load_native_weights, load_weights
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -41,16 +43,25 @@ def load_model(path: Path, dtype: torch.dtype) -> tuple[CausalLM, ModelConfig]:
     return model, model.config
 
 
-def load_model_and_tokenizer(path: Path, dtype: torch.dtype) -> tuple[CausalLM, Tokenizer]:
-    """What `load_model` loads, and the tokenizer that lies with it; a GGUF file is read once for both."""
+def load_decoder_and_tokenizer(path: Path, dtype: torch.dtype, quantization: str = "none") -> tuple[Decoder, Tokenizer]:
+    """The model as the native decoder where that is in use, else as `load_model` gives it; and its tokenizer.
+
+    A GGUF file is read once for both. `quantization`: see `NativeCausalLM`.
+    """
     _check_dtype(dtype)
     found = find_model(path)
+    source: WeightSource
     if found.is_dir():
         tokenizer = Tokenizer.from_folder(found)  # before the weights: it fails sooner
-        return _from_folder(found, dtype), tokenizer
-    file = GGUFFile(found)
-    tokenizer = Tokenizer.from_gguf(file)
-    return _from_gguf(file, dtype), tokenizer
+        config, source = _folder_config(found), SafetensorsWeights(found)
+    else:
+        file = GGUFFile(found)
+        tokenizer = Tokenizer.from_gguf(file)
+        config = config_from_gguf(file)
+        source = GGUFWeights(file, config)
+    if native.is_chosen():
+        return load_native_weights(config, dtype, source, quantization), tokenizer
+    return load_weights(config, dtype, source), tokenizer
 
 
 def _from_folder(folder: Path, dtype: torch.dtype) -> CausalLM:

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from looseleaf.models.config import ModelConfig
-from looseleaf.models.decoder import CausalLM, DecoderLayer
-from looseleaf.models.errors import WeightsMismatch
+from looseleaf.models.decoder import CausalLM, DecoderLayer, empty_layer
+from looseleaf.models.errors import UnsupportedModel, WeightsMismatch
+from looseleaf.models.gguf_weights import GGUFWeights
+from looseleaf.models.native_decoder import NativeCausalLM
+from looseleaf.models.stored_weights import StoredWeights
 
 _NAMES_SHOWN = 5
 
@@ -34,12 +37,62 @@ def load_weights(config: ModelConfig, dtype: torch.dtype, source: WeightSource) 
     one tensor of the checkpoint. Raises `WeightsMismatch`, naming the tensors that are missing, unexpected or
     of another shape than the configuration makes them.
     """
-    expected = destinations(CausalLM(config, dtype, torch.device("meta")))
-    _check(config, source.shapes(), {name: tuple(tensor.shape) for name, tensor in expected.items()})
+    check_inventory(config, source)
     model = CausalLM(config, dtype)
     for name, destination in destinations(model).items():
         source.read_into(name, destination)
     return model
+
+
+def load_native_weights(
+    config: ModelConfig, dtype: torch.dtype, source: WeightSource, quantization: str = "none"
+) -> NativeCausalLM:
+    """As `load_weights`, for the native decoder: each layer is packed as soon as it is read.
+
+    While loading, memory holds the packed weights so far, and of the checkpoint one layer or one matrix.
+    """
+    check_inventory(config, source)
+    stored = None
+    if quantization == "gguf":
+        if not isinstance(source, GGUFWeights):
+            raise UnsupportedModel(
+                "quantization gguf keeps the blocks of a GGUF file, but this model is none.",
+                hint="Use quantization int8 or none.",
+            )
+        stored = StoredWeights(source, config)
+    model = NativeCausalLM(config, dtype, quantization)
+    layer = empty_layer(config, 0, dtype)
+    places = _layer_destinations(config, layer)
+    for index in range(config.num_layers):
+        kept = stored.layer_matrices(index) if stored else {}
+        left_out = {name for names in kept.values() for name in names}
+        for name, place in places.items():
+            if (full_name := f"model.layers.{index}.{name}") not in left_out:
+                source.read_into(full_name, place)
+        model.set_layer(index, layer, stored.pack_layer(kept, layer) if stored else {})
+    norm = torch.empty(config.hidden_size, dtype=dtype)
+    source.read_into("model.norm.weight", norm)
+    model.set_norm(norm)
+
+    def matrix(name: str) -> Tensor:
+        read = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype)
+        source.read_into(name, read)
+        return read
+
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    if config.tie_word_embeddings:
+        head = embedding
+    else:
+        model.set_embedding(matrix(embedding))
+    packed = stored.pack_matrix(head) if stored else None
+    model.set_lm_head(matrix(head) if packed is None else packed)
+    return model
+
+
+def check_inventory(config: ModelConfig, source: WeightSource) -> None:
+    """Raise `WeightsMismatch` if the checkpoint's tensors are not those of the configuration."""
+    expected = destinations(CausalLM(config, torch.float32, torch.device("meta")))
+    _check(config, source.shapes(), {name: tuple(tensor.shape) for name, tensor in expected.items()})
 
 
 def destinations(model: CausalLM) -> dict[str, Tensor]:

@@ -1,0 +1,83 @@
+// The decoder that all supported families share, one step per call. Arguments are trusted: the operators check them.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "../attention/attention.h"
+#include "../linear/packed_linear.h"
+#include "step_buffer.h"
+
+namespace looseleaf {
+
+struct DecoderShape {
+  int64_t vocab_size, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim;
+  float rms_norm_eps;
+
+  int64_t query_size() const { return num_heads * head_dim; }
+  int64_t kv_size() const { return num_kv_heads * head_dim; }
+  int64_t qkv_size() const { return query_size() + 2 * kv_size(); }
+};
+
+struct DecoderLayer {
+  const float* input_norm = nullptr;
+  const float* q_norm = nullptr;  // both null: queries and keys are not normed
+  const float* k_norm = nullptr;
+  const float* post_attention_norm = nullptr;
+  PackedLinear qkv{}, o{}, gate_up{}, down{};
+  int64_t sliding_window = 0;  // 0: none
+};
+
+struct DecoderWeights {
+  DecoderShape shape{};
+  std::vector<DecoderLayer> layers;
+  const float* norm = nullptr;
+  PackedLinear lm_head{};
+  // One row of hidden_size numbers per token; null: the rows of lm_head.
+  const void* embedding = nullptr;
+  bool embedding_is_bfloat16 = false;
+};
+
+struct StepView {
+  int64_t num_tokens;
+  const int64_t* token_ids;
+  const int64_t* positions;
+  const float* angles;  // by position: head_dim / 2 cosines, then as many sines
+  PagedKV cache;
+  BatchView batch;
+  const int64_t* slots;
+  bool all_wanted;
+  const int64_t* wanted;  // unless all: rows of the step, ascending
+  int64_t num_wanted;
+};
+
+class Decoder {
+ public:
+  enum Phase { embed, norms, qkv, rotate, attention, out, gate_up, down, head, num_phases };
+
+  DecoderWeights weights;  // complete before the first step
+
+  // One step: writes keys and values of all tokens to the cache, and to `out` the hidden states of the wanted rows
+  // after the final norm, [num_wanted][hidden_size]. The last layer computes no more than these need.
+  void forward(const StepView& step, float* out);
+  // hidden: [rows][hidden_size]; out: [rows][vocab_size].
+  void logits(const float* hidden, int64_t rows, float* out);
+  // Seconds since the last call, by phase.
+  std::array<double, num_phases> take_phase_seconds();
+  int64_t scratch_bytes() const;
+
+ private:
+  void embed_rows(const StepView& step);
+  void write_keys_and_values(const StepView& step, const DecoderLayer& layer, int64_t index);
+  void norm_rows(const float* x, const float* weight, int64_t rows, float* out);
+  void mlp(const DecoderLayer& layer, int64_t rows);
+  BatchView keep_wanted(const StepView& step);
+  template <class Work>
+  void timed(Phase phase, const Work& work);
+
+  StepBuffer<float> hidden_, normed_, qkv_, attended_, inner_;
+  StepBuffer<int32_t> tables_, lens_, starts_;
+  std::array<double, num_phases> seconds_{};
+};
+
+}  // namespace looseleaf
