@@ -27,6 +27,7 @@ SMOKE = """
         cache = torch.arange(6.0).view(1, 3, 2)
         native.copy_blocks(cache, torch.tensor([2], dtype=torch.int32), torch.tensor([0], dtype=torch.int32))
         assert cache[0, 0].tolist() == [4.0, 5.0]
+        assert "emulated" not in native.cpu_features()
         print(native.is_available(), len(native.cpu_features()), [str(warning.message) for warning in caught])
 """
 
@@ -101,3 +102,20 @@ def test_without_a_compiler_the_wheel_is_pure_and_says_so(source: Path, tmp_path
     available, features, warned = smoke(built, tmp_path / "installed").split(maxsplit=2)
     assert (available, features) == ("False", "0")
     assert "native extension is missing" in warned
+
+
+@pytest.mark.parametrize("option", ["LOOSELEAF_EMULATE", "LOOSELEAF_SANITIZE"])
+def test_a_build_for_tests_cannot_become_a_package(option: str, tmp_path: Path) -> None:
+    cmake = pytest.importorskip("cmake", reason="CMake is not installed here")
+    command = [
+        f"{cmake.CMAKE_BIN_DIR}/cmake",
+        "-S",
+        str(REPOSITORY),
+        "-B",
+        str(tmp_path),
+        "-DSKBUILD=2",
+        f"-D{option}=ON",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0
+    assert "only tests load" in " ".join(done.stderr.split())
