@@ -8,6 +8,7 @@ from looseleaf.engine.config import EngineConfig, format_bytes
 from looseleaf.engine.kv_pool import PoolSize
 from looseleaf.engine.row_copies import SLICE_ELEMENTS
 from looseleaf.errors import ConfigurationError
+from looseleaf.kernels import native
 from looseleaf.kernels.reference import PARTITION_TOKENS, PARTITIONS_AT_ONCE
 from looseleaf.models.config import ModelConfig
 
@@ -16,6 +17,9 @@ FLOAT32 = 4
 ALLOCATOR_FACTOR = 2
 """What the C library keeps of freed tensors, and the buffers of torch's own products, on top of the tensors that are
 alive: measured at up to 1.34 times the sum below (benchmarks/bench_footprint.py)."""
+
+NATIVE_MLP_ROWS, NATIVE_LINEAR_ROWS, NATIVE_QUERY_ROWS = 512, 512, 48
+"""Rows that the native step works on at once: csrc/step/decoder.cpp, linear/linear.cpp, attention/work_items.cpp."""
 
 PROMPT_LOGPROB_ROWS = 32
 """Prompt positions whose logits are held at once; those of a whole prompt would be the largest tensor of all."""
@@ -33,10 +37,47 @@ def check_footprint(model: ModelConfig, config: EngineConfig, pool: PoolSize, fr
 
 
 def workspace_bound(model: ModelConfig, config: EngineConfig, max_model_len: int) -> int:
-    """Bytes that the tensors of one step can take at once, with the reference kernels.
+    """Bytes that one step can take at once, at its worst, beyond weights and pool."""
+    # Logits, and beside them a slice of rows in the sampler: a copy, its softmax, and running sums in float64.
+    rows = max(config.max_num_seqs, PROMPT_LOGPROB_ROWS)
+    slice_rows = min(rows, max(SLICE_ELEMENTS // model.vocab_size, torch.get_num_threads(), 1))
+    sampling = (rows + 5 * slice_rows) * model.vocab_size * FLOAT32
+    # Token ids by seat, block tables and rotary angles (while they grow).
+    tables = 2 * config.max_num_seqs * max_model_len * 4 + 4 * max_model_len * model.head_dim * FLOAT32
+    if native.is_chosen():
+        return ALLOCATOR_FACTOR * (tables + sampling) + _native_bound(model, config, max_model_len)
+    # In a 16-bit model the logits exist in 16 bits first.
+    sampling += rows * model.vocab_size * FLOAT32
+    return ALLOCATOR_FACTOR * (tables + _reference_bound(model, config, max_model_len, sampling))
 
-    The largest of three moments, each at its worst: inside the MLP, inside attention, and sampling.
-    """
+
+def _native_bound(model: ModelConfig, config: EngineConfig, max_model_len: int) -> int:
+    """What the native step keeps from call to call, as it is allocated there, and the hidden states it returns."""
+    tokens, threads = config.max_num_batched_tokens, torch.get_num_threads()
+    queries = model.num_heads * model.head_dim
+    keys_and_values = 2 * model.num_kv_heads * model.head_dim
+    activations = tokens * (2 * model.hidden_size + 2 * queries + keys_and_values)
+    inner = min(tokens, NATIVE_MLP_ROWS) * model.intermediate_size
+    results = 2 * tokens * model.hidden_size  # with prompt logprobs, a copy of the sampled rows
+    # Linear layers round or quantise some rows at once; int8 takes 8 bytes for each 32 numbers on top.
+    widest = max(model.hidden_size, queries, model.intermediate_size) + 32
+    prepared = NATIVE_LINEAR_ROWS * (widest + widest // 16)
+
+    # Attention: scores of a block of query rows by thread, three rows of sums, and the sums of each partition where a
+    # sequence is shared out; no more than four blocks per thread are.
+    block = max(NATIVE_QUERY_ROWS, model.num_heads // model.num_kv_heads) + 16
+    dim = model.head_dim + 16
+    by_thread = block * (2 * PARTITION_TOKENS + 3 * dim + 16) + 4 * PARTITION_TOKENS * dim
+    partitions = -(-max_model_len // PARTITION_TOKENS)
+    partial = 4 * threads * partitions * block * (dim + 2)
+    # Block tables of the wanted rows, when they are few runs of rows of the step.
+    wanted = tokens * (-(-max_model_len // config.block_size) + 2)
+    floats = activations + inner + results + prepared + threads * by_thread + partial + wanted
+    return floats * FLOAT32
+
+
+def _reference_bound(model: ModelConfig, config: EngineConfig, max_model_len: int, sampling: int) -> int:
+    """The largest of three moments, each at its worst: inside the MLP, inside attention, and sampling."""
     element = config.torch_dtype.itemsize
     tokens = config.max_num_batched_tokens
     # The residual, its float32 copy and norm, and the layer's output live beside whatever is computed.
@@ -54,11 +95,4 @@ def workspace_bound(model: ModelConfig, config: EngineConfig, max_model_len: int
     # Gathered keys and values, kept between calls: a whole context, or the partitions that are read at once.
     kv_row = 2 * model.num_kv_heads * model.head_dim * (element + FLOAT32)
     gathered = max(max_model_len, PARTITIONS_AT_ONCE * max(PARTITION_TOKENS, config.block_size)) + config.block_size
-    # Logits and their float32 copy in a 16-bit model; beside them a slice of rows in the sampler: a copy, its
-    # softmax, and running sums in float64.
-    rows = max(config.max_num_seqs, PROMPT_LOGPROB_ROWS)
-    slice_rows = min(rows, max(SLICE_ELEMENTS // model.vocab_size, torch.get_num_threads(), 1))
-    sampling = (2 * rows + 5 * slice_rows) * model.vocab_size * FLOAT32
-    # Token ids by seat, block tables and rotary angles (while they grow); the sums above are of one step, these stay.
-    tables = 2 * config.max_num_seqs * max_model_len * 4 + 4 * max_model_len * model.head_dim * FLOAT32
-    return ALLOCATOR_FACTOR * (tables + stream + gathered * kv_row + max(mlp, attention, sampling))
+    return stream + gathered * kv_row + max(mlp, attention, sampling)
