@@ -39,6 +39,7 @@ def test_every_setting_reaches_the_engine() -> None:
         quantization="int8",
         kv_cache_dtype="int8",
         kv_cache_memory="1GiB",
+        lock_memory=True,
         block_size=8,
         allocator="contiguous-pow2",
         watermark=0.5,

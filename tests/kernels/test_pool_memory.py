@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from looseleaf.kernels import native, numa, pool_memory
+from looseleaf.kernels.cpu import CpuKVCache
+from looseleaf.kernels.factory import make_kv_cache
 from looseleaf.kernels.pool_memory import MemoryNotLocked, PoolAllocationFailed, allocate_pool, inspect_memory
 from looseleaf.kernels.system_memory import available_memory, huge_page_setting
 
@@ -148,6 +150,21 @@ def test_bad_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "is_available", lambda: False)
     with pytest.raises(MemoryNotLocked, match="needs the native extension"):
         allocate_pool(1, lock=True)
+
+
+@extension_or_not
+def test_a_kv_cache_is_locked_or_refused(extension: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"num_layers": 2, "num_blocks": 3, "block_size": 16, "num_kv_heads": 1, "head_dim": 32}
+    if not extension:
+        monkeypatch.setattr(native, "is_chosen", lambda: False)
+        with pytest.raises(MemoryNotLocked, match="needs the native extension"):
+            make_kv_cache(**shape, dtype=torch.float32, lock_memory=True)
+        return
+    cache = make_kv_cache(**shape, dtype=torch.float32, lock_memory=True)
+    assert isinstance(cache, CpuKVCache)
+    found = inspect_memory(cache.storage)
+    assert found.locked == found.nbytes == 2 * 3 * 16 * 2 * 32 * 4
+    assert str(found) == "0.0 MiB, 0% of it in huge pages, locked"
 
 
 def test_inspection_counts_only_the_share_of_the_tensor() -> None:

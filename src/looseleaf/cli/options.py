@@ -96,6 +96,14 @@ class EngineOptions:
             rich_help_panel=MEMORY,
         ),
     ] = "10%"
+    lock_memory: Annotated[
+        bool,
+        typer.Option(
+            "--lock-memory",
+            help="Keep keys and values in physical memory, never swapped out; an error where that is not allowed.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = False
     block_size: Annotated[int, typer.Option(help="Token slots per block.", rich_help_panel=MEMORY)] = 16
     allocator: Annotated[
         str,

@@ -38,6 +38,8 @@ class EngineConfig:
     """"float32", "bfloat16", "int8", or "auto": that of the model. "int8" holds about twice the tokens of bfloat16."""
     kv_cache_memory: float | str = "10%"
     """Bytes for keys and values: a number, a size ("2GiB", "800MB"), or a share of the free memory ("10%")."""
+    lock_memory: bool = False
+    """Keep keys and values in physical memory, never swapped out (mlock); an error where that is not allowed."""
     block_size: int = 16
     """Token slots per block."""
     allocator: str = "paged"
@@ -66,6 +68,8 @@ class EngineConfig:
             value = getattr(self, name)
             if not is_integer(value) and not (value is None and name == "max_model_len"):
                 raise ConfigurationError(f"{name} is {value!r} but must be an integer.")
+        if not isinstance(self.lock_memory, bool):
+            raise ConfigurationError(f"lock_memory is {self.lock_memory!r} but must be true or false.")
         if self.block_size < 1:
             raise ConfigurationError(f"block_size is {self.block_size} but must be at least 1 token.")
         if self.max_model_len is not None and self.max_model_len < 2:

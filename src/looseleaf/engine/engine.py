@@ -91,6 +91,7 @@ class Engine:
             num_kv_heads=pool.num_kv_heads,
             head_dim=pool.head_dim,
             dtype=pool.kv_dtype,
+            lock_memory=config.lock_memory,
         )
         self.scheduler = Scheduler(config.scheduler_config(pool.max_model_len), self.memory)
         self.on_plan: Callable[[StepPlan], None] | None = None

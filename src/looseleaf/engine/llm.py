@@ -24,6 +24,8 @@ from looseleaf.engine.running_request import SampleDelta
 from looseleaf.engine.sampling_params import SamplingParams, as_params
 from looseleaf.errors import InvalidRequest
 from looseleaf.kernels import native
+from looseleaf.kernels.cpu import CpuKVCache
+from looseleaf.kernels.pool_memory import inspect_memory
 from looseleaf.kernels.system_memory import available_memory
 from looseleaf.kernels.threads import warn_if_oversubscribed
 from looseleaf.models.loader import load_decoder_and_tokenizer
@@ -53,6 +55,8 @@ def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None =
         "Loaded %s (%s) in %.1f s.", path.name, str(dtype).removeprefix("torch."), time.perf_counter() - started
     )
     logger.info("%s", pool)
+    if isinstance(engine.kv_cache, CpuKVCache):
+        logger.info("KV cache memory: %s.", inspect_memory(engine.kv_cache.storage))
     return engine
 
 

@@ -54,6 +54,11 @@ class PoolMemory:
     """In transparent huge pages."""
     locked: int
 
+    def __str__(self) -> str:
+        huge = f"{self.huge / self.nbytes:.0%} of it in huge pages" if self.nbytes else "empty"
+        locked = "locked" if self.locked >= self.nbytes else "not locked"
+        return f"{self.nbytes / _MIB:,.1f} MiB, {huge}, {locked}"
+
 
 def allocate_pool(nbytes: int, *, lock: bool = False) -> Tensor:
     """Zeroed uint8 `[nbytes]`, aligned to 64 bytes or more; its pages exist when this returns.
