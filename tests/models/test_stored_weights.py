@@ -16,7 +16,9 @@ from looseleaf.models.errors import UnsupportedModel
 from looseleaf.models.gguf_config import config_from_gguf
 from looseleaf.models.gguf_file import GGUFFile
 from looseleaf.models.gguf_weights import GGUFWeights
+from looseleaf.models.loader import load_decoder_and_tokenizer
 from looseleaf.models.stored_weights import LAYER_MATRICES, StoredWeights
+from tiny_model import write_tiny_folder
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="the native extension is not built")
 
@@ -116,3 +118,19 @@ def test_a_file_with_nothing_to_keep_is_refused(tmp_path: Path) -> None:
     config = config_from_gguf(file)
     with pytest.raises(UnsupportedModel, match=r"Q8_0, Q4_0, Q4_1, Q4_K, but no layer of this file .* has F16, F32"):
         StoredWeights(GGUFWeights(file, config), config)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "gguf"])
+def test_without_the_native_kernels_nothing_is_quantised(
+    quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(native.KERNELS_VARIABLE, "reference")
+    write(tmp_path / "model.gguf", {})
+    with pytest.raises(UnsupportedModel, match=f"quantization {quantization} needs the native kernels"):
+        load_decoder_and_tokenizer(tmp_path / "model.gguf", torch.float32, quantization)
+
+
+def test_a_folder_of_safetensors_has_no_blocks_to_keep(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "folder")
+    with pytest.raises(UnsupportedModel, match="blocks of a GGUF file"):
+        load_decoder_and_tokenizer(folder, torch.float32, "gguf")

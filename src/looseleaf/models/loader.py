@@ -50,6 +50,11 @@ def load_decoder_and_tokenizer(path: Path, dtype: torch.dtype, quantization: str
     """
     _check_dtype(dtype)
     found = find_model(path)
+    if quantization != "none" and not native.is_chosen():
+        raise UnsupportedModel(
+            f"quantization {quantization} needs the native kernels, which are not in use.",
+            hint="Build the extension and do not set LOOSELEAF_KERNELS=reference, or use quantization none.",
+        )
     source: WeightSource
     if found.is_dir():
         tokenizer = Tokenizer.from_folder(found)  # before the weights: it fails sooner
