@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Two test processes share the cores; one thread each keeps them out of each other's way.
 TEST_ENV := OMP_NUM_THREADS=1
 
-.PHONY: run test test-emulated asan check format soak bench setup clean
+.PHONY: run test test-emulated asan check format soak bench bench-kernels setup clean
 
 run: $(VENV)/.runtime  ## set everything up and answer a few prompts at once with the default model
 	$(BIN)/looseleaf generate --model smollm2-135m --file examples/prompts.txt --max-tokens 48 --temperature 0
@@ -54,6 +54,11 @@ soak: $(VENV)/.dev  ## a million random operations on the memory manager, audite
 bench: $(VENV)/.dev  ## the benchmarks behind the README's figures
 	$(BIN)/python benchmarks/run_all.py
 
+bench-kernels: $(VENV)/.dev  ## native kernels beside reading, torch and the arithmetic's limit; ratios
+	$(BIN)/python benchmarks/bench_linear.py
+	$(BIN)/python benchmarks/bench_attention.py
+	$(BIN)/python benchmarks/bench_step.py
+
 setup: $(VENV)/.dev
 
 $(VENV)/.pip: constraints.txt
@@ -64,7 +69,7 @@ $(VENV)/.pip: constraints.txt
 	@touch $@
 
 # A new package must be made known to the editable install; a new module in one is found by itself.
-$(VENV)/.runtime: $(VENV)/.pip pyproject.toml CMakeLists.txt $(wildcard csrc/* src/looseleaf/*/__init__.py)
+$(VENV)/.runtime: $(VENV)/.pip pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/*/* src/looseleaf/*/__init__.py)
 	$(PIP) --no-build-isolation --config-settings=cmake.define.LOOSELEAF_WERROR=ON --editable .
 	@touch $@
 
