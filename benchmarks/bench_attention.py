@@ -3,8 +3,8 @@
     python benchmarks/bench_attention.py [--only decode,int8,…] [--rounds N] [--json]
 
 Each ratio is of things that take turns in one run: the median over the rounds, with the 10th and 90th percentile. With
-torch's threads; OMP_NUM_THREADS sets them. --cpu-time measures the processor time of the calling thread instead of the
-clock's: with OMP_NUM_THREADS=1 that tells something on a busy machine too.
+torch's threads; OMP_NUM_THREADS sets them. On a machine that has other work, --percentile 10 --pause 0.02 compares what
+each takes when left alone, and --cpu-time the processor time of the calling thread (with OMP_NUM_THREADS=1).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Figure:
     what: str
     beside: str
     milliseconds: float
-    """Median of ours."""
+    """Of ours: the median, or the percentile asked for."""
     ratio: float
     low: float
     high: float
@@ -76,9 +76,11 @@ class Decode:
         )
         tables = ids.int().view(sequences, per_seq)
         slots = torch.arange(sequences * per_seq * block_size)
+        rows = torch.randn(2, CONTEXT, kv_heads, dim, generator=generator)
         for layer in range(layers):
-            rows = torch.randn(len(slots), kv_heads, dim, generator=generator)
-            self.cache.write(layer, rows, rows.flip(0), slots)
+            for first in range(0, len(slots), CONTEXT):
+                some = slots[first : first + CONTEXT]
+                self.cache.write(layer, rows[0, : len(some)], rows[1, : len(some)], some)
         starts = torch.arange(sequences + 1, dtype=torch.int32) * queries
         lens = torch.full((sequences,), context, dtype=torch.int32)
         self.batch = AttentionBatch(tables, lens, starts, slots[:0], sequences if queries == 1 else 0)
@@ -118,9 +120,11 @@ class TorchAttention:
 
 
 clock = time.perf_counter
+pause = 0.0
+percentile: int | None = None
 
 
-def take_turns(functions: list[Callable[[], object]], rounds: int, least_seconds: float = 0.02) -> list[list[float]]:
+def take_turns(functions: list[Callable[[], object]], rounds: int, least_seconds: float = 0.005) -> list[list[float]]:
     """Seconds per call of each function, round by round."""
     calls = []
     for function in functions:
@@ -131,6 +135,7 @@ def take_turns(functions: list[Callable[[], object]], rounds: int, least_seconds
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
         for index, function in enumerate(functions):
+            time.sleep(pause)
             begin = clock()
             for _ in range(calls[index]):
                 function()
@@ -142,12 +147,17 @@ def figure(what: str, beside: str, ours: list[float], other: list[float], target
     """How many times faster ours is, round by round."""
     ratios = [b / a for a, b in zip(ours, other, strict=True)]
     tenths = quantiles(ratios, n=10)
-    return Figure(what, beside, 1e3 * median(ours), median(ratios), tenths[0], tenths[-1], target)
+    ratio = median(ratios) if percentile is None else _percentile(other) / _percentile(ours)
+    return Figure(what, beside, 1e3 * _percentile(ours), ratio, tenths[0], tenths[-1], target)
+
+
+def _percentile(times: list[float]) -> float:
+    return median(times) if percentile is None else quantiles(times, n=100, method="inclusive")[percentile - 1]
 
 
 def best_of(*times: list[float]) -> list[float]:
     """The times of whichever is fastest at its median."""
-    return min(times, key=median)
+    return min(times, key=_percentile)
 
 
 def places(shape: tuple[int, int, int]) -> Iterator[tuple[str, int, int]]:
@@ -249,9 +259,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each turn")
+    parser.add_argument("--percentile", type=int, help="of the times, instead of the median of the ratios")
     options = parser.parse_args()
+    global clock, pause, percentile
+    pause, percentile = options.pause, options.percentile
     if options.cpu_time:
-        global clock
         clock = time.thread_time
     if not native.is_available():
         parser.error("the native extension was not built")
