@@ -26,14 +26,16 @@ test-emulated: $(VENV)/.dev  ## the kernels' AVX-512 and AMX code on machines wi
 	$(call with_native,emulated) $(BIN)/python -m pytest -n 2 $(NATIVE_TESTS)
 
 # The sanitizers' libraries must come first in the process. Leaks: Python's own would be reported. A pool that cannot
-# be had is refused, as without them; a fault stays a signal, which some tests wait for. No emulation test is here:
-# they compile their own. --capture=sys leaves the reports on the terminal.
+# be had is refused, as without them; a fault stays a signal, which some tests wait for. --capture=sys leaves the
+# reports on the terminal. Tests that compile C++ of their own or touch no native memory are left out.
 asan: $(VENV)/.dev  ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer, AVX-512 and AMX emulated
 	$(call native,asan,-DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O1 -DLOOSELEAF_EMULATE=ON -DLOOSELEAF_SANITIZE=ON)
-	$(call sanitized,) -n 2 $(NATIVE_TESTS) --ignore tests/kernels/test_simd.py --ignore tests/kernels/test_emulation.py
+	$(call sanitized,) -n 2 $(SANITIZED_TESTS)
 	for isa in portable avx2; do \
-	  $(call sanitized,LOOSELEAF_ISA=$$isa) -n 2 tests/kernels/test_native.py $(filter tests/models/%,$(NATIVE_TESTS)) || exit 1; \
+	  $(call sanitized,LOOSELEAF_ISA=$$isa) -n 2 $(filter tests/models/%,$(SANITIZED_TESTS)) || exit 1; \
 	done
+SANITIZED_TESTS = $(filter-out $(addsuffix .py,$(addprefix tests/kernels/test_,simd emulation tile_configuration isa \
+  threads processors machine reference_attention)),$(wildcard tests/kernels/test_*.py tests/models/test_native*.py))
 sanitized = LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_segv=0 UBSAN_OPTIONS=print_stacktrace=1 \
   $(1) $(call with_native,asan) $(BIN)/python -m pytest --capture=sys

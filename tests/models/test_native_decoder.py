@@ -150,7 +150,9 @@ def test_weights_take_two_bytes_where_that_loses_nothing():
     kept = NativeCausalLM.from_reference(narrow)
     assert kept.nbytes < 0.51 * NativeCausalLM.from_reference(wide).nbytes
     plain = step.run(narrow, cache=ReferenceKVCache(**step.cache_sizes))
-    torch.testing.assert_close(step.run(kept), plain, rtol=1e-5, atol=1e-5)
+    # AVX-512 BF16 and AMX multiply bfloat16 by bfloat16: activations are rounded there.
+    with native.use_isa("avx2" if "avx2" in native.available_isas() else "portable"):
+        torch.testing.assert_close(step.run(kept), plain, rtol=1e-5, atol=1e-5)
 
 
 def test_int8_weights_are_smaller_and_close():
