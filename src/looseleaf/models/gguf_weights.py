@@ -54,6 +54,9 @@ class GGUFWeights:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self._tensors.items()}
 
+    def fits_bfloat16(self, name: str) -> bool:
+        return self._tensors[name].is_quantised or self.encoding(name) == "BF16"
+
     def read_into(self, name: str, destination: Tensor) -> None:
         tensor = self._tensors[name]
         rows, width = tensor.data.shape[0], tensor.shape[-1]

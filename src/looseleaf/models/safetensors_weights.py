@@ -24,11 +24,15 @@ class SafetensorsWeights:
         self._files = _files(folder)
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._file_of: dict[str, Path] = {}
+        self._bfloat16: set[str] = set()
         for path in self._files:
             self._take_inventory(path)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
+
+    def fits_bfloat16(self, name: str) -> bool:
+        return name in self._bfloat16
 
     def read_into(self, name: str, destination: Tensor) -> None:
         path = self._file_of[name]
@@ -49,6 +53,8 @@ class SafetensorsWeights:
                         raise UnsupportedModel(
                             f"{name} is stored as {part.get_dtype()}.", hint=f"Known: {', '.join(_FLOATS)}."
                         )
+                    if part.get_dtype() == "BF16":
+                        self._bfloat16.add(name)
                     self._shapes[name] = tuple(part.get_shape())
                     self._file_of[name] = path
         except (SafetensorError, OSError) as error:

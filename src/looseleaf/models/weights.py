@@ -25,6 +25,10 @@ class WeightSource(Protocol):
         """Every tensor's shape, without reading any of them."""
         ...
 
+    def fits_bfloat16(self, name: str) -> bool:
+        """Whether bfloat16 holds every number of a tensor because of how it is stored, without reading it."""
+        ...
+
     def read_into(self, name: str, destination: Tensor) -> None:
         """Read one tensor, converted to the destination's dtype."""
         ...
@@ -62,6 +66,10 @@ def load_native_weights(
         stored = StoredWeights(source, config)
     model = NativeCausalLM(config, dtype, quantization)
     layer = empty_layer(config, 0, dtype)
+    matrices = [name for name, place in _layer_destinations(config, layer).items() if place.dim() == 2]
+    if all(source.fits_bfloat16(f"model.layers.{i}.{name}") for i in range(config.num_layers) for name in matrices):
+        for name in ("qkv_weight", "o_weight", "gate_up_weight", "down_weight"):
+            setattr(layer, name, torch.empty_like(getattr(layer, name), dtype=torch.bfloat16))  # no need to widen
     places = _layer_destinations(config, layer)
     for index in range(config.num_layers):
         kept = stored.layer_matrices(index) if stored else {}
@@ -75,7 +83,8 @@ def load_native_weights(
     model.set_norm(norm)
 
     def matrix(name: str) -> Tensor:
-        read = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype)
+        narrow = torch.bfloat16 if source.fits_bfloat16(name) else dtype
+        read = torch.empty(config.vocab_size, config.hidden_size, dtype=narrow)
         source.read_into(name, read)
         return read
 
