@@ -1,13 +1,15 @@
 """A decode step of the default model beside reading its bytes once and its arithmetic at the best rate; by phase.
 
     python benchmarks/bench_step.py [--dtype float32] [--quantization none] [--kv-cache-dtype auto] [--batch 1 64]
-                                    [--context 512] [--rounds 15] [--percentile 50] [--threads N] [--json]
+                                    [--context 512] [--rounds 15] [--percentile 50] [--threads N]
+                                    [--cpu-time] [--json]
 
 A step is the model's forward pass, logits and greedy tokens for a batch of sequences in shuffled blocks. Beside it:
 reading as many bytes as the weights and the batch's keys and values have, by a sum over them, and the multiplications
 at the rate of torch's best product here. The three take turns. Phases are those of the native call; `python`
-is what the step takes around it, `engine` what an engine's step takes beyond the native calls. On a machine with other
-work, a low --percentile shows what they take when left alone.
+is what the step takes around it, `engine` what an engine's step takes outside the model. On a machine with other
+work, a low --percentile shows what they take when left alone;
+--cpu-time counts the time of one thread alone (not in phases).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,11 +32,13 @@ from looseleaf.engine.engine import Engine
 from looseleaf.engine.llm import load_engine
 from looseleaf.engine.prompts import TokenPrompt
 from looseleaf.kernels.interface import AttentionBatch
-from looseleaf.kernels.machine import tensor_read_bandwidth
 from looseleaf.kernels.pool_memory import allocate_pool
 from looseleaf.kernels.sampling import most_likely
 from looseleaf.models.config import ModelConfig
+from looseleaf.models.interface import Decoder
 from looseleaf.models.native_decoder import NativeCausalLM
+
+clock = time.perf_counter
 
 TARGETS = {1: 1.25, 64: 1.6}
 """Times the larger of reading and arithmetic that a step may take, by batch size."""
@@ -79,9 +84,9 @@ def multiplications(shape: ModelConfig, batch: int, context: int) -> float:
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = clock()
     work()
-    return (time.perf_counter() - start) * 1e3
+    return (clock() - start) * 1e3
 
 
 def best_product() -> float:
@@ -95,20 +100,41 @@ def best_product() -> float:
     return best
 
 
+class TimedModel:
+    """A model that adds up the milliseconds spent in it."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model, self.config, self.dtype, self.nbytes = model, model.config, model.dtype, model.nbytes
+        self.milliseconds = 0.0
+
+    def forward(self, *arguments: Any) -> torch.Tensor:
+        return self._timed(self.model.forward, *arguments)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._timed(self.model.logits, hidden)
+
+    def _timed(self, method: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+        start = clock()
+        result = method(*arguments)
+        self.milliseconds += (clock() - start) * 1e3
+        return result
+
+
 def engine_step(engine: Engine, batch: int, rounds: int, percentile: float) -> float:
-    """Milliseconds of an engine's decode step beyond the native calls."""
-    prompt = TokenPrompt([1, 2, 3], None)
+    """Milliseconds of an engine's decode step outside the model."""
     for _ in range(batch):
-        engine.add_request(prompt, SamplingParams(temperature=0, max_tokens=rounds + 8, ignore_eos=True))
+        params = SamplingParams(temperature=0, max_tokens=rounds + 8, ignore_eos=True)
+        engine.add_request(TokenPrompt([1, 2, 3], None), params)
     for _ in range(4):
         engine.step()
     taken = []
+    engine.model = timed = TimedModel(engine.model)
     for _ in range(rounds):
-        native_phases(engine)
-        whole = milliseconds(engine.step)
-        taken.append(whole - sum(native_phases(engine).values()))
-    for request in list(engine._requests):
-        engine.abort(request)
+        timed.milliseconds = 0.0
+        taken.append(milliseconds(engine.step) - timed.milliseconds)
+    engine.model = timed.model
+    while engine.has_unfinished():
+        engine.step()
     return float(np.percentile(taken, percentile))
 
 
@@ -122,6 +148,7 @@ def measure(engine: Engine, batch: int, context: int, rounds: int, percentile: f
     token_ids, positions, attention = decode_batch(engine, batch, context)
     cache_bytes = batch * context * engine.pool.bytes_per_token
     everything = allocate_pool((engine.model.nbytes + cache_bytes) // 64 * 64)
+    words = everything.view(torch.float32)
 
     def step() -> None:
         hidden = engine.model.forward(token_ids, positions, engine.kv_cache, attention)
@@ -133,7 +160,7 @@ def measure(engine: Engine, batch: int, context: int, rounds: int, percentile: f
     for _ in range(rounds):
         steps.append(milliseconds(step))
         phases.append(native_phases(engine))
-        reads.append(everything.numel() / tensor_read_bandwidth(everything, seconds=0.01) * 1e3)
+        reads.append(min(milliseconds(lambda: torch.ops.looseleaf.read_memory(everything)), milliseconds(words.sum)))
         rates.append(best_product())
     taken = float(np.percentile(steps, percentile))
     low, high = np.percentile(steps, [25, 75])
@@ -145,7 +172,7 @@ def measure(engine: Engine, batch: int, context: int, rounds: int, percentile: f
         float(high - low),
         float(np.percentile(reads, percentile)),
         multiplications(engine.model.config, batch, context) / float(np.percentile(rates, 100 - percentile)) * 1e3,
-        float(np.percentile(np.subtract(steps, inside), percentile)),
+        float(np.percentile(np.subtract(steps, inside), percentile)) if clock is time.perf_counter else float("nan"),
         engine_step(engine, batch, rounds, percentile),
         by_phase,
     )
@@ -161,8 +188,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--percentile", type=float, default=50)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.cpu_time:
+        global clock
+        clock = time.process_time
+        options.threads = 1
     if options.threads:
         torch.set_num_threads(options.threads)
     config = EngineConfig(
