@@ -31,8 +31,8 @@ def put(array: Any, index: Any, value: Any) -> None:
 
 
 def double_free(memory: BlockManager) -> None:
-    memory._pool._free[memory._pool.num_free] = 4
-    memory._pool.num_free += 1
+    memory._pool._free[memory._pool._num_unused] = 4
+    memory._pool._num_unused += 1
 
 
 def share_a_pending_slot(memory: BlockManager) -> None:

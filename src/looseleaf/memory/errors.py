@@ -58,6 +58,25 @@ class InvalidSize(MemoryLayerError, ValueError):
     """A count is negative, zero where it must not be, or beyond what a table row can address."""
 
 
+class PinTooLarge(MemoryLayerError, ValueError):
+    """A pin would keep more of the pool from eviction than pins may: `blocks` asked for, `pinned` already, `limit`."""
+
+    def __init__(self, blocks: int, pinned: int, limit: int) -> None:
+        super().__init__(
+            f"A pin of {blocks} blocks is refused: {pinned} are pinned and at most {limit} may be.",
+            hint="Lift another pin, or raise max_pinned_share.",
+        )
+        self.blocks = blocks
+        self.pinned = pinned
+        self.limit = limit
+
+
+class UnknownPin(MemoryLayerError, KeyError):
+    """No pin has this id: it was never set, or it has been lifted or has expired."""
+
+    __str__ = LooseleafError.__str__
+
+
 class AuditError(MemoryLayerError):
     """`audit()` found that the books do not match the truth; `findings` lists every difference."""
 

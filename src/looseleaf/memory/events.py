@@ -36,9 +36,20 @@ class Allocate(MemoryEvent):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share(MemoryEvent):
-    """Blocks of `parent` were appended to the table of a fork, which now holds them too."""
+    """Blocks were appended to the table of a sequence that now holds them too: a fork of `parent`, or (-1) a new one
+    that found them in the prefix cache."""
 
     parent: SequenceId
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Register(MemoryEvent):
+    """The blocks of these sequences can be found by their tokens from now on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evict(MemoryEvent):
+    """The content of cached blocks was given up, to hand the blocks to someone else; no sequence held them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -55,6 +55,8 @@ class SlotUsage:
     """Longest run of free slots that one request could get; equals `free` when the allocator is paged."""
     saved_by_sharing: int
     """Slots that would be needed on top if no block were shared."""
+    cached: int = 0
+    """Of the free slots, those of blocks whose content the prefix cache can still give to a new sequence."""
 
 
 class KVMemory(Protocol):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import NamedTuple
 
 import numpy as np
 
+from looseleaf.errors import ConfigurationError
 from looseleaf.memory.base import SequenceMemory, parallel
-from looseleaf.memory.errors import OutOfBlocks
-from looseleaf.memory.events import Allocate, Copy, EventStream, Share
+from looseleaf.memory.errors import InvalidSize, OutOfBlocks
+from looseleaf.memory.events import Allocate, Copy, EventStream, Evict, Register, Share
 from looseleaf.memory.interface import NO_COPIES, Blocks, CopyPairs, SequenceId, SequenceIds, SlotUsage
-from looseleaf.memory.pool import BlockPool
+from looseleaf.memory.prefix import Admission, Prefix, PrefixMatch, TokenIds
+from looseleaf.memory.prefix_cache import CacheCounts, PrefixCache
 from looseleaf.memory.sizes import books_of, checked_count
 from looseleaf.memory.tables import Rows
+
+DEFAULT_PINNED_SHARE = 0.25
 
 _NOWHERE: Rows = np.empty(0, np.int64)
 
@@ -34,11 +39,17 @@ class BlockManager(SequenceMemory):
         max_num_seqs: int,
         max_blocks_per_seq: int | None = None,
         *,
+        max_pinned_share: float = DEFAULT_PINNED_SHARE,
         events: EventStream | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size, max_num_seqs, max_blocks_per_seq, events)
+        if not 0 <= max_pinned_share <= 1:
+            raise ConfigurationError(f"max_pinned_share is {max_pinned_share} but must be between 0 and 1.")
         with books_of(f"a pool of {self.num_blocks} blocks"):
-            self._pool = BlockPool(self.num_blocks)
+            self._prefixes = PrefixCache(
+                self.num_blocks, self.block_size, self.max_num_seqs, max_pinned_share, step=lambda: self.step
+            )
+        self._pool = self._prefixes.pool
 
     @property
     def num_free_blocks(self) -> int:
@@ -52,15 +63,23 @@ class BlockManager(SequenceMemory):
     def _largest_possible(self) -> int:
         return self.num_blocks
 
-    def can_admit(self, num_tokens: int, *, final_tokens: int | None = None, keep_free: int = 0) -> bool:
-        """Would `admit` succeed now and leave `keep_free` blocks free?"""
+    def can_admit(
+        self,
+        num_tokens: int,
+        *,
+        final_tokens: int | None = None,
+        keep_free: int = 0,
+        prefix: Prefix | None = None,
+    ) -> bool:
+        """Would `admit` (with `prefix`: `admit_prefix`) succeed now and leave `keep_free` blocks free?"""
         num_tokens, _ = self._checked_growth(num_tokens, final_tokens)
         keep_free = checked_count("keep_free", keep_free, minimum=0)
-        return (
-            num_tokens <= self.max_tokens_per_seq
-            and self._tables.num_free_rows > 0
-            and self.blocks_for(num_tokens) + keep_free <= self._pool.num_free
-        )
+        if num_tokens > self.max_tokens_per_seq or self._tables.num_free_rows == 0:
+            return False
+        needed = self.blocks_for(num_tokens)
+        if prefix is not None and needed + keep_free > self._pool.num_free:
+            needed = self._prefixes.blocks_taken(self._prefixes.index.match(prefix), needed)
+        return needed + keep_free <= self._pool.num_free
 
     def admit(
         self, num_tokens: int, *, final_tokens: int | None = None, request_id: str = "", filled: int = 0
@@ -77,8 +96,90 @@ class BlockManager(SequenceMemory):
         self._require_free(needed)
         blocks = self._pool.allocate(needed)
         seq = self._tables.open(blocks, num_tokens, filled, request_id)
+        self._prefixes.leave_out(self._tables.row(seq))
+        self._emit_evictions()
         self._emit_allocate(seq, request_id, blocks)
         return seq
+
+    def admit_prefix(self, prefix: Prefix, *, final_tokens: int | None = None, request_id: str = "") -> Admission:
+        """Give a new sequence with the tokens of `prefix` its blocks, those in the cache shared.
+
+        Full blocks are shared; of the block after them, what is the same is taken over by copying it. The last token
+        is never cached: somebody must compute what follows it. Raises `InvalidSize`, `OutOfRows` or `OutOfBlocks`.
+        """
+        num_tokens, _ = self._checked_growth(len(prefix.tokens), final_tokens)
+        self._require_addressable(num_tokens)
+        self._tables.require_row()
+        match = self._prefixes.index.match(prefix)
+        needed = self.blocks_for(num_tokens)
+        self._require_free(self._prefixes.blocks_taken(match, needed))
+        self._pool.share(match.blocks)  # before anything is evicted
+        fresh = self._pool.allocate(needed - len(match.blocks))
+        seq = self._tables.open(np.concatenate([match.blocks, fresh]), num_tokens, match.num_tokens, request_id)
+        self._prefixes.open(self._tables.row(seq), prefix, match)
+        copies = NO_COPIES
+        if match.num_tail_tokens:
+            copies = CopyPairs(np.array([match.tail], np.int32), fresh[:1].copy())
+        self._emit_evictions()
+        if self.events:
+            if len(match.blocks):
+                sequences, requests = parallel(seq, request_id, len(match.blocks))
+                self.events.emit(Share(self.step, match.blocks.copy(), sequences, requests, -1))
+            copied = len(copies.source)
+            if copied:
+                sequences, requests = parallel(seq, request_id, copied)
+                self.events.emit(Copy(self.step, copies.destination.copy(), sequences, requests, copies.source.copy()))
+            self._emit_allocate(seq, request_id, fresh[copied:])
+        return Admission(seq, match.num_tokens, copies, match.diverged_at)
+
+    def register(self, seq: SequenceId, tokens: TokenIds, num_tokens: int, *, ended: bool = False) -> None:
+        """Let others find the full blocks among the first `num_tokens` tokens of a sequence that began by
+        `admit_prefix` (of others, nothing).
+
+        `tokens`: int32, all its tokens from the first on (more do no harm). They must be computed, or be computed in
+        this step: whoever is admitted in the same step may share them already. `ended`: it writes no more, so the
+        begun block too. Raises `UnknownSequence`, or `InvalidSize` for more tokens than it has.
+        """
+        tables = self._tables
+        row = tables.row(seq)
+        num_tokens = checked_count("num_tokens", num_tokens, minimum=0, maximum=int(tables.lengths[row]))
+        if len(tokens) < num_tokens:
+            raise InvalidSize(f"{len(tokens)} tokens are given, but {num_tokens} are to be registered.")
+        blocks = tables.blocks(row)
+        entered = self._prefixes.enter(row, tokens, num_tokens, blocks)
+        if ended:
+            entered = np.concatenate([entered, self._prefixes.enter_tail(row, tokens, num_tokens, blocks)])
+        if self.events and len(entered):
+            sequences, requests = parallel(seq, tables.request_ids[row], len(entered))
+            self.events.emit(Register(self.step, entered.copy(), sequences, requests))
+
+    def lookup(self, prefix: Prefix) -> PrefixMatch:
+        """What the cache holds of `prefix`, changing nothing."""
+        return self._prefixes.index.match(prefix)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached content and all pins. Safe at any time: running sequences keep their blocks, and what they
+        compute from here on is not cached."""
+        self._prefixes.reset()
+
+    def pin(self, prefix: Prefix, *, expires: float = math.inf) -> tuple[int, int]:
+        """Keep the cached full blocks of `prefix` from eviction until `unpin`, or `expire_pins` at `expires`.
+
+        Returns the pin and the tokens that it covers. Under pressure pins give way, oldest first, before a request
+        has to wait. Raises `PinTooLarge` beyond `max_pinned_share` of the pool.
+        """
+        return self._prefixes.pin(prefix, expires)
+
+    def unpin(self, pin_id: int) -> None:
+        """Lift a pin. Raises `UnknownPin`."""
+        self._prefixes.unpin(pin_id)
+
+    def expire_pins(self, now: float) -> list[int]:
+        """Lift the pins whose time is over; returns them."""
+        return self._prefixes.expire_pins(now)
+
+    def cache_counts(self) -> CacheCounts:
+        return self._prefixes.counts()
 
     def append(self, seqs: SequenceIds, num_tokens: int = 1) -> CopyPairs:
         """Grow each of the (distinct) sequences by `num_tokens >= 1` slots, all of them or none.
@@ -110,6 +211,7 @@ class BlockManager(SequenceMemory):
             tables.flat[owners * tables.width + columns] = fresh
             tables.num_blocks[growth.rows] += growth.missing
         tables.lengths[growth.rows] = growth.lengths
+        self._emit_evictions()
         if self.events:
             self._emit_growth(copies, growth.copy_at // tables.width, fresh, owners)
         return copies
@@ -131,6 +233,7 @@ class BlockManager(SequenceMemory):
         blocks = tables.blocks(row).copy()
         self._pool.share(blocks)
         child = tables.open(blocks, length, length, request_id)
+        self._prefixes.fork(row, tables.row(child))
         if self.events:
             sequences, requests = parallel(child, request_id, len(blocks))
             self.events.emit(Share(self.step, blocks, sequences, requests, seq))
@@ -144,6 +247,7 @@ class BlockManager(SequenceMemory):
         row, num_tokens = self._checked_truncation(seq, num_tokens)
         tables = self._tables
         kept = self.blocks_for(num_tokens)
+        self._prefixes.cut(row, num_tokens, int(tables.filled[row]), tables.blocks(row))
         dropped = tables.blocks(row)[kept:].copy()
         returned = self._pool.drop(dropped)
         tables.blocks(row)[kept:] = 0
@@ -157,6 +261,7 @@ class BlockManager(SequenceMemory):
         row = self._tables.row(seq)
         blocks = self._tables.blocks(row).copy()
         request_id = self._tables.request_ids[row]
+        self._prefixes.close(row, int(self._tables.filled[row]), blocks)
         returned = self._pool.drop(blocks)
         self._tables.close(row)
         self._emit_free(seq, request_id, blocks, returned)
@@ -185,6 +290,7 @@ class BlockManager(SequenceMemory):
             free=free,
             largest_free_run=free,
             saved_by_sharing=self._pool.num_shared * size,
+            cached=self._pool.num_cached * size,
         )
 
     def _require_free(self, needed: int) -> None:
@@ -217,6 +323,13 @@ class BlockManager(SequenceMemory):
         all_write = writers == self._pool.refcounts[written]
         return np.delete(at, len(at) - 1 - last_from_end[all_write])
 
+    def _emit_evictions(self) -> None:
+        evicted = self._prefixes.evicted
+        if evicted and self.events:
+            blocks = np.array(evicted, np.int32)
+            self.events.emit(Evict(self.step, blocks, np.full(len(blocks), -1, np.int64), ("",) * len(blocks)))
+        evicted.clear()
+
     def _emit_growth(self, copies: CopyPairs, copy_rows: Rows, fresh: Blocks, fresh_rows: Rows) -> None:
         names = self._tables.request_ids
         if len(copies.source):
@@ -237,10 +350,12 @@ class BlockManager(SequenceMemory):
         inside = (blocks >= 0) & (blocks < self.num_blocks)
         rows, columns, blocks = rows[inside], columns[inside], blocks[inside]
         holders = np.bincount(blocks, minlength=self.num_blocks)
-        findings += self._pool.audit(holders)
+        findings += self._pool.audit(holders) + self._prefixes.audit(tables)
         pending = (tables.filled[rows] < (columns + 1) * size) & (tables.lengths[rows] > columns * size)
         pending &= tables.filled[rows] < tables.lengths[rows]
-        for entry in np.flatnonzero(pending & (holders[blocks] > 1)):
+        # What is computed in this very step may be shared already; its owner alone writes it.
+        entered = self._prefixes.index.entries[blocks] != 0
+        for entry in np.flatnonzero(pending & (holders[blocks] > 1) & ~entered):
             findings.append(f"row {rows[entry]} will write into block {blocks[entry]}, which another sequence holds")
         return findings
 

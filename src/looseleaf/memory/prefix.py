@@ -1,0 +1,73 @@
+"""What an admission asks of the prefix cache, and what it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from looseleaf.memory.errors import InvalidSize
+from looseleaf.memory.interface import Blocks, CopyPairs, SequenceId
+
+TokenIds: TypeAlias = NDArray[np.int32]
+
+MAX_SCOPE_LENGTH = 1024
+
+
+class Prefix:
+    """The tokens of a sequence, and the scope within which its blocks may be shared.
+
+    `scope` names everything that the validity of keys and values depends on besides the tokens: model and revision,
+    KV dtype, adapter, the tenant's salt. Blocks of different scopes are never shared.
+    """
+
+    __slots__ = ("_found", "_version", "scope", "tokens")
+
+    def __init__(self, tokens: TokenIds, scope: str = "") -> None:
+        """`tokens`: int32 `[num_tokens]`, not changed afterwards. Raises `InvalidSize`."""
+        if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1 or not len(tokens):
+            raise InvalidSize("The tokens of a prefix must be a one-dimensional int32 array, and at least one.")
+        if len(scope) > MAX_SCOPE_LENGTH:
+            raise InvalidSize(
+                f"A cache scope of {len(scope)} characters is longer than {MAX_SCOPE_LENGTH}.",
+                hint="Use a short salt and adapter name, or a hash of them.",
+            )
+        self.tokens = tokens
+        self.scope = scope
+        self._found: PrefixMatch | None = None
+        self._version = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixMatch:
+    """The longest beginning of a prefix that the cache holds; its last token is never part of it."""
+
+    blocks: Blocks
+    """Full blocks, to be shared."""
+    num_full_tokens: int
+    tail: int
+    """Block of which the first `num_tail_tokens` tokens go on where the full blocks end; -1: none."""
+    num_tail_tokens: int
+    diverged_at: int | None
+    """Index of the first token that differs from the cached sequence most like this one; None when the cache holds
+    nothing that goes on differently."""
+    tip: int
+    """The index entry at the end of the full blocks."""
+    key: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_full_tokens + self.num_tail_tokens
+
+
+class Admission(NamedTuple):
+    """A new sequence, and what of it is there already."""
+
+    seq: SequenceId
+    num_cached: int
+    """Tokens whose keys and values came from the cache."""
+    copies: CopyPairs
+    """At most one block copy, to be carried out before the step writes anything."""
+    diverged_at: int | None
