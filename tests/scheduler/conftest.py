@@ -66,8 +66,11 @@ class NaiveMemory:
     def can_ever_fit(self, num_tokens: int) -> bool:
         return self.blocks_for(num_tokens) <= min(self.num_blocks, self.max_blocks_per_seq)
 
-    def can_admit(self, num_tokens: int, *, final_tokens: int | None = None, keep_free: int = 0) -> bool:
+    def can_admit(
+        self, num_tokens: int, *, final_tokens: int | None = None, keep_free: int = 0, prefix: None = None
+    ) -> bool:
         del final_tokens
+        assert prefix is None, "these workloads share nothing"
         return self.blocks_for(num_tokens) + keep_free <= self.num_free_blocks
 
     def admit(self, num_tokens: int, *, final_tokens: int | None = None, request_id: str = "", filled: int = 0) -> int:

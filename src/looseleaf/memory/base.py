@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from looseleaf.memory.errors import AuditError, InvalidSize, UncomputedTokens
 from looseleaf.memory.events import Allocate, EventStream, Free
-from looseleaf.memory.interface import Blocks, SequenceId, SequenceIds, SlotUsage
+from looseleaf.memory.interface import NO_COPIES, Blocks, SequenceId, SequenceIds, SlotUsage
+from looseleaf.memory.prefix import Admission, Prefix, TokenIds
 from looseleaf.memory.sizes import books_of, checked_count, checked_geometry
 from looseleaf.memory.tables import BlockTables
 
@@ -52,6 +53,20 @@ class SequenceMemory(ABC):
 
     @abstractmethod
     def blocks_for(self, num_tokens: int) -> int: ...
+
+    @abstractmethod
+    def admit(
+        self, num_tokens: int, *, final_tokens: int | None = None, request_id: str = "", filled: int = 0
+    ) -> SequenceId: ...
+
+    def admit_prefix(self, prefix: Prefix, *, final_tokens: int | None = None, request_id: str = "") -> Admission:
+        """Admit a sequence with the tokens of `prefix`; without a prefix cache none of it is there already."""
+        seq = self.admit(len(prefix.tokens), final_tokens=final_tokens, request_id=request_id)
+        return Admission(seq, 0, NO_COPIES, None)
+
+    def register(self, seq: SequenceId, tokens: TokenIds, num_tokens: int, *, ended: bool = False) -> None:  # noqa: ARG002
+        """Nothing to do without a prefix cache, but the sequence must exist."""
+        self._tables.row(seq)
 
     @abstractmethod
     def usage(self) -> SlotUsage: ...

@@ -17,6 +17,7 @@ from looseleaf.memory.base import SequenceMemory, parallel
 from looseleaf.memory.errors import OutOfBlocks, RegionFull
 from looseleaf.memory.events import Copy, EventStream
 from looseleaf.memory.interface import NO_COPIES, Blocks, CopyPairs, SequenceId, SequenceIds, SlotUsage
+from looseleaf.memory.prefix import Prefix
 from looseleaf.memory.regions import BuddyRegions, FirstFit, Placement, Region
 from looseleaf.memory.sizes import checked_count, checked_setting
 
@@ -94,7 +95,14 @@ class ContiguousManager(SequenceMemory):
     def _largest_possible(self) -> int:
         return self._placement.largest_possible
 
-    def can_admit(self, num_tokens: int, *, final_tokens: int | None = None, keep_free: int = 0) -> bool:
+    def can_admit(
+        self,
+        num_tokens: int,
+        *,
+        final_tokens: int | None = None,
+        keep_free: int = 0,
+        prefix: Prefix | None = None,  # noqa: ARG002 (nothing is shared here)
+    ) -> bool:
         """Is there a hole for the region now? Every region holds all its growth, so `keep_free` has no use here."""
         num_tokens, final = self._checked_growth(num_tokens, final_tokens)
         checked_count("keep_free", keep_free, minimum=0)

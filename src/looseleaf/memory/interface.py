@@ -10,10 +10,13 @@ physical ones; token `t` lives at slot `table[t // block_size] * block_size + t 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from looseleaf.memory.prefix import Admission, Prefix, TokenIds
 
 SequenceId: TypeAlias = int
 """Issued by `admit` and `fork`; `row = id & ROW_MASK`, the rest is a generation, so a stale id is caught."""
@@ -95,8 +98,16 @@ class KVMemory(Protocol):
         """Could a sequence that grows to `num_tokens` live in the empty pool?"""
         ...
 
-    def can_admit(self, num_tokens: int, *, final_tokens: int | None = None, keep_free: int = 0) -> bool:
-        """Would `admit` succeed now, and leave `keep_free` blocks free for sequences that grow later?
+    def can_admit(
+        self,
+        num_tokens: int,
+        *,
+        final_tokens: int | None = None,
+        keep_free: int = 0,
+        prefix: Prefix | None = None,
+    ) -> bool:
+        """Would `admit` (with `prefix`: `admit_prefix`) succeed now, and leave `keep_free` blocks free for sequences
+        that grow later?
 
         Contiguous memory ignores `keep_free`: its sequences have reserved their growth.
         """
@@ -110,6 +121,15 @@ class KVMemory(Protocol):
         `final_tokens` is the length that it will grow to as far as anyone knows; paged memory ignores it,
         contiguous allocators reserve by it. `filled` tokens are already computed (0 for a new prompt).
         """
+        ...
+
+    def admit_prefix(self, prefix: Prefix, *, final_tokens: int | None = None, request_id: str = "") -> Admission:
+        """As `admit`, for a sequence whose tokens are known: what the prefix cache holds of them is filled already."""
+        ...
+
+    def register(self, seq: SequenceId, tokens: TokenIds, num_tokens: int, *, ended: bool = False) -> None:
+        """Let others share the full blocks among the first `num_tokens` tokens, computed by the end of this step;
+        `ended`: and the begun one, as the sequence writes no more."""
         ...
 
     def append(self, seqs: SequenceIds, num_tokens: int = 1) -> CopyPairs:

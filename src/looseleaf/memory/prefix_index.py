@@ -112,12 +112,16 @@ class PrefixIndex:
             else:
                 displaced.append(known)
                 self.forget([known])
-        if done < count:
+        rest = numbers[done:]
+        # One batch, unless keys collide within it: then each makes the one before it give way.
+        together = len(rest) if len(set(rest)) == len(rest) else 1
+        for start in range(done, count, together or 1):
+            part = slice(start, start + together)
             # What else has these keys belongs to chains that have lost their beginning.
-            stale = [self._block_of_key[number] for number in numbers[done:] if number in self._block_of_key]
+            stale = [self._block_of_key[number] for number in numbers[part] if number in self._block_of_key]
             self.forget(stale)
             displaced += stale
-            tip = self._enter(tip, blocks[done:], keys[done:], rows[done:])
+            tip = self._enter(tip, blocks[part], keys[part], rows[part])
         return tip, numbers[-1] if count else key, displaced
 
     def add_tail(self, tip: int, block: int, tokens: TokenIds) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from looseleaf.errors import ConfigurationError
 from looseleaf.memory.interface import CopyPairs, SequenceIds
+from looseleaf.memory.prefix import Prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     seq_id: int = -1
     """The memory manager's id while RUNNING, else -1. It changes when the sequence is preempted and returns."""
+    prefix: Prefix | None = None
+    """Its known tokens, for the prefix cache; whoever owns the tokens renews it when the sequence is preempted.
+    None: it shares nothing with other requests."""
+    num_cached: int = 0
+    """Tokens that came from the prefix cache when it was admitted last."""
     num_preemptions: int = 0
     precedence: tuple[int, int] = (0, 0)
     """(place of its request in the order of `add`, sample): the smaller runs first, the larger is preempted
@@ -87,6 +93,12 @@ class Request:
     """Most tokens each sample may generate (the engine has bounded it by max_model_len)."""
     num_samples: int = 1
     arrival: float = 0.0
+    prefix: Prefix | None = None
+    """The prompt, for the prefix cache."""
+    num_cached_prompt_tokens: int | None = None
+    """Prompt tokens that were not computed for this request but found in the prefix cache; None: not admitted yet."""
+    diverged_at: int | None = None
+    """Where the prompt first differed from the cached sequence most like it, if that went on."""
     sequences: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -94,6 +106,8 @@ class Request:
             Sequence(self, s, self.prompt_len, state=SequenceState.PENDING_FORK if s else SequenceState.WAITING)
             for s in range(self.num_samples)
         ]
+        for sequence in self.sequences[:1]:  # an invalid request may have none
+            sequence.prefix = self.prefix
 
     @property
     def final_len(self) -> int:

@@ -136,13 +136,12 @@ class Scheduler:
         for sequence in self._prefilling:
             if budget == 0:
                 break
-            chunks.append((sequence, min(budget, sequence.num_tokens - sequence.num_computed)))
-            budget -= chunks[-1][1]
+            budget -= self._add_chunk(sequence, budget, chunks)
         num_continued = len(chunks)
         if preempted:
             self._waiting_reason = "blocks"  # those that stay need every block: nobody is admitted on top
         else:
-            self._admit(budget, chunks)
+            self._admit(budget, chunks, copies)
 
         self._plan = build_plan(
             step=self._step,
@@ -216,7 +215,15 @@ class Scheduler:
         self._back_to_queue(victim, dropped=victim.num_computed)
         return victim
 
-    def _admit(self, budget: int, chunks: list[tuple[Sequence, int]]) -> None:
+    def _add_chunk(self, sequence: Sequence, budget: int, chunks: list[tuple[Sequence, int]]) -> int:
+        """Compute as many of its tokens as the budget allows; others may share their blocks from this step on."""
+        tokens = min(budget, sequence.num_tokens - sequence.num_computed)
+        chunks.append((sequence, tokens))
+        if sequence.prefix is not None:
+            self.memory.register(sequence.seq_id, sequence.prefix.tokens, sequence.num_computed + tokens)
+        return tokens
+
+    def _admit(self, budget: int, chunks: list[tuple[Sequence, int]], copies: list[CopyPairs]) -> None:
         """Admit while budget, seats and blocks allow, and append the first chunk of each."""
         if self._nothing_admissible:
             return
@@ -229,10 +236,8 @@ class Scheduler:
             obstacle = self._obstacle(sequence, seats)
             if obstacle is None:
                 seats -= sequence.num_seats
-                tokens = min(budget, sequence.num_tokens)
-                budget -= tokens
-                self._enter_memory(sequence)
-                chunks.append((sequence, tokens))
+                self._enter_memory(sequence, copies)
+                budget -= self._add_chunk(sequence, budget, chunks)
             else:
                 if blocked == 0:
                     self._waiting_reason = obstacle
@@ -249,14 +254,28 @@ class Scheduler:
             sequence.num_tokens,
             final_tokens=sequence.request.cached_len,
             keep_free=self._watermark_blocks if self.num_running else 0,
+            prefix=sequence.prefix,
         )
         return None if fits else "blocks"
 
-    def _enter_memory(self, sequence: Sequence) -> None:
+    def _enter_memory(self, sequence: Sequence, copies: list[CopyPairs]) -> None:
         request = sequence.request
-        sequence.seq_id = self.memory.admit(
-            sequence.num_tokens, final_tokens=request.cached_len, request_id=request.request_id
-        )
+        if sequence.prefix is None:
+            sequence.seq_id = self.memory.admit(
+                sequence.num_tokens, final_tokens=request.cached_len, request_id=request.request_id
+            )
+        else:
+            admission = self.memory.admit_prefix(
+                sequence.prefix, final_tokens=request.cached_len, request_id=request.request_id
+            )
+            sequence.seq_id = admission.seq
+            sequence.num_cached = sequence.num_computed = admission.num_cached
+            copies.append(admission.copies)
+            if request.num_cached_prompt_tokens is None:
+                request.num_cached_prompt_tokens = admission.num_cached
+                request.diverged_at = admission.diverged_at
+            if sequence.num_preemptions:
+                self.num_recomputed_tokens -= admission.num_cached
         self._waiting.take(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._prefilling, sequence, key=by_precedence)
