@@ -336,10 +336,10 @@ def test_block_tables_that_no_host_can_hold(allocator: str) -> None:
 
 
 def test_a_pool_that_the_host_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_num_blocks: int) -> None:
+    def refuse(*_args: object, **_kwargs: object) -> None:
         raise MemoryError("Unable to allocate")
 
-    monkeypatch.setattr("looseleaf.memory.manager.BlockPool", refuse)
+    monkeypatch.setattr("looseleaf.memory.prefix_cache.BlockPool", refuse)
     with pytest.raises(ConfigurationError, match="a pool of 8 blocks: Unable to allocate"):
         BlockManager(8, 4, 4)
 

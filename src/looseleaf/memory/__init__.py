@@ -17,26 +17,33 @@ from looseleaf.memory.errors import (
     MemoryLayerError,
     OutOfBlocks,
     OutOfRows,
+    PinTooLarge,
     RegionFull,
     UncomputedTokens,
+    UnknownPin,
     UnknownSequence,
 )
-from looseleaf.memory.events import Allocate, Copy, EventStream, Free, MemoryEvent, Share
+from looseleaf.memory.events import Allocate, Copy, EventStream, Evict, Free, MemoryEvent, Register, Share
 from looseleaf.memory.factory import ALLOCATORS, make_manager
 from looseleaf.memory.interface import ROW_MASK, CopyPairs, KVMemory, SequenceId, SlotUsage
 from looseleaf.memory.manager import BlockManager
+from looseleaf.memory.prefix import Admission, Prefix, PrefixMatch
+from looseleaf.memory.prefix_cache import CacheCounts
 
 __all__ = [
     "ALLOCATORS",
     "ROW_MASK",
+    "Admission",
     "Allocate",
     "AuditError",
     "BlockManager",
+    "CacheCounts",
     "ContiguousManager",
     "Copy",
     "CopyPairs",
     "DuplicateSequence",
     "EventStream",
+    "Evict",
     "Free",
     "InvalidSize",
     "KVMemory",
@@ -44,11 +51,16 @@ __all__ = [
     "MemoryLayerError",
     "OutOfBlocks",
     "OutOfRows",
+    "PinTooLarge",
+    "Prefix",
+    "PrefixMatch",
     "RegionFull",
+    "Register",
     "SequenceId",
     "Share",
     "SlotUsage",
     "UncomputedTokens",
+    "UnknownPin",
     "UnknownSequence",
     "make_manager",
 ]
