@@ -93,7 +93,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Per position, over all windows in order: float64 `[positions]`."""
+    """Per position, in the order of reading: float64 `[positions]`."""
 
     divergence: Tensor
     """KL(baseline ‖ candidate) in nats: what is lost by taking the candidate's distribution for the baseline's."""
@@ -145,7 +145,11 @@ def compare(
     Memory holds a step's hidden states and the logits of `ROWS_AT_ONCE` positions, twice. `on_step` is called after
     each of `TeacherForcing.steps`.
     """
-    parts = []
+    count = len(windows) * reading.window
+    # Room for all results at once: small tensors that stay, allocated between large ones that go, would split the
+    # memory that these leave until nothing large fits there.
+    whole = Comparison(*(torch.empty(count, dtype=kind) for kind in (torch.float64, torch.bool, *[torch.float64] * 2)))
+    done = 0
     for first in range(0, len(windows), reading.windows_at_once):
         group = windows[first : first + reading.windows_at_once]
         readers = [_Reader(engine, len(group), reading.window) for engine in (baseline, candidate)]
@@ -154,11 +158,13 @@ def compare(
             targets = group[:, start + 1 : stop + 1].flatten()
             for rows in (slice(row, row + ROWS_AT_ONCE) for row in range(0, len(targets), ROWS_AT_ONCE)):
                 logits = [engine.model.logits(h[rows]) for engine, h in zip((baseline, candidate), hidden, strict=True)]
-                parts.append(compare_logits(logits[0], logits[1], targets[rows]))
+                part = compare_logits(logits[0], logits[1], targets[rows])
+                place = slice(done, done + len(part.divergence))
+                for name in Comparison.__slots__:
+                    getattr(whole, name)[place] = getattr(part, name)
+                done = place.stop
             on_step()
-    return Comparison(
-        *(torch.cat([getattr(part, name) for part in parts]) for name in Comparison.__slots__),
-    )
+    return whole
 
 
 class _Reader:
