@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looseleaf.errors import ConfigurationError
 from looseleaf.kernels import native
 
 needs_extension = pytest.mark.skipif(
@@ -102,3 +103,16 @@ def test_without_the_extension_one_loud_warning_and_everything_works() -> None:
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.startswith("1 Looseleaf's native extension is missing: it was not built")
+
+
+def test_the_environment_chooses_between_native_and_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "is_available", lambda: True)
+    for value, chosen in (("", True), ("native", True), ("reference", False)):
+        monkeypatch.setenv("LOOSELEAF_KERNELS", value)
+        assert native.is_chosen() is chosen
+    monkeypatch.setenv("LOOSELEAF_KERNELS", "fast")
+    with pytest.raises(ConfigurationError, match="native or reference"):
+        native.is_chosen()
+    monkeypatch.delenv("LOOSELEAF_KERNELS")
+    monkeypatch.setattr(native, "is_available", lambda: False)
+    assert not native.is_chosen()

@@ -44,9 +44,22 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
 
     A row without a usable maximum (a NaN or infinity from the model, or every token forbidden) fails alone.
     """
+    failures: dict[int, SamplingFailed] = {}
+    if batch.edits or batch.random.any():
+        tokens = _sample_mixed(logits, batch, failures)
+    else:
+        tokens = _argmax(logits, batch.logits_index, np.arange(len(batch)), failures)
+    if (batch.num_logprobs < 0).all():
+        return SamplerOutput(tokens, failures, {})
+    wanted = np.flatnonzero((batch.num_logprobs >= 0) & (tokens != FAILED_TOKEN))
+    logprobs = token_logprobs(logits, batch.logits_index[wanted], tokens[wanted], batch.num_logprobs[wanted])
+    return SamplerOutput(tokens, failures, dict(zip(wanted.tolist(), logprobs, strict=True)))
+
+
+def _sample_mixed(logits: Tensor, batch: SamplingBatch, failures: dict[int, SamplingFailed]) -> TokenIds:
+    """Tokens where some entries are drawn, or their logits edited."""
     vocab_size = logits.shape[-1]
     tokens = np.full(len(batch), FAILED_TOKEN, np.int64)
-    failures: dict[int, SamplingFailed] = {}
     edited = np.zeros(len(batch), np.bool_)
     edited[list(batch.edits)] = True
     narrow = batch.random & ((batch.top_k > 0) & (batch.top_k < vocab_size) | (batch.log_min_p > -np.inf))
@@ -61,10 +74,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
     ):
         for part in row_slices(len(entries), vocab_size):
             tokens[entries[part]] = _sample_rows(logits, entries[part], batch, pick, failures)
-
-    wanted = np.flatnonzero((batch.num_logprobs >= 0) & (tokens != FAILED_TOKEN))
-    logprobs = token_logprobs(logits, batch.logits_index[wanted], tokens[wanted], batch.num_logprobs[wanted])
-    return SamplerOutput(tokens, failures, dict(zip(wanted.tolist(), logprobs, strict=True)))
+    return tokens
 
 
 def _argmax(logits: Tensor, index: Indices, entries: Indices, failures: dict[int, SamplingFailed]) -> TokenIds:
