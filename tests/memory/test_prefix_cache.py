@@ -247,9 +247,9 @@ def test_a_near_miss_says_where_it_differed() -> None:
     seq, _ = world.admit(list(range(12)))
     world.release(seq, ended=True)
     world.memory.step += 1
-    assert world.memory.lookup(Prefix(ids([0, 1, 2, 3, 4, 99, 6, 7]))).diverged_at == 5
-    assert world.memory.lookup(Prefix(ids([99, 1, 2, 3, 4]))).diverged_at == 0
-    assert world.memory.lookup(Prefix(ids(range(30)))).diverged_at is None, "the cached one ended, it did not differ"
+    assert world.memory.lookup(Prefix(ids([0, 1, 2, 3, 4, 99, 6, 7]))).divergence == (5, 5)
+    assert world.memory.lookup(Prefix(ids([99, 1, 2, 3, 4]))).divergence == (0, 0)
+    assert world.memory.lookup(Prefix(ids(range(30)))).divergence is None, "the cached one ended, it did not differ"
 
 
 class TestPins:

@@ -113,6 +113,19 @@ class EngineOptions:
             rich_help_panel=MEMORY,
         ),
     ] = "paged"
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Keep the keys and values of ended requests while there is room, and share them with requests that "
+            "begin alike.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = True
+    max_pinned_share: Annotated[
+        float,
+        typer.Option(help="Share of the pool that pinned prefixes may keep from eviction.", rich_help_panel=MEMORY),
+    ] = 0.25
     watermark: Annotated[
         float,
         typer.Option(

@@ -44,6 +44,11 @@ class EngineConfig:
     """Token slots per block."""
     allocator: str = "paged"
     """One of `looseleaf.memory.ALLOCATORS`: "paged", or a contiguous one to compare it with."""
+    enable_prefix_caching: bool = True
+    """Keep the keys and values of ended requests while nobody needs the room, and share them with requests that begin
+    with the same tokens. (Paged memory only.)"""
+    max_pinned_share: float = 0.25
+    """Share of the pool that pinned prefixes may keep from eviction. 0 to 1."""
     max_model_len: int | None = None
     """Longest sequence in tokens; None: what the model allows and the pool holds."""
     max_num_seqs: int = 64
@@ -68,8 +73,11 @@ class EngineConfig:
             value = getattr(self, name)
             if not is_integer(value) and not (value is None and name == "max_model_len"):
                 raise ConfigurationError(f"{name} is {value!r} but must be an integer.")
-        if not isinstance(self.lock_memory, bool):
-            raise ConfigurationError(f"lock_memory is {self.lock_memory!r} but must be true or false.")
+        for name in ("lock_memory", "enable_prefix_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"{name} is {getattr(self, name)!r} but must be true or false.")
+        if not isinstance(self.max_pinned_share, int | float) or not 0 <= self.max_pinned_share <= 1:
+            raise ConfigurationError(f"max_pinned_share is {self.max_pinned_share!r} but must be between 0 and 1.")
         if self.block_size < 1:
             raise ConfigurationError(f"block_size is {self.block_size} but must be at least 1 token.")
         if self.max_model_len is not None and self.max_model_len < 2:

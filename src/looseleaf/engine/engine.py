@@ -5,6 +5,7 @@ Policy is the scheduler's, memory the manager's, tensors the kernels'. Not threa
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -22,6 +23,7 @@ from looseleaf.engine.kv_pool import PoolSize
 from looseleaf.engine.logprobs import prompt_logprobs
 from looseleaf.engine.outputs import RequestMetrics
 from looseleaf.engine.philox import derived_seed
+from looseleaf.engine.prefix_caching import Pin, PrefixCaching, cache_identity
 from looseleaf.engine.prompts import Prompt, TokenPrompt, read_prompt
 from looseleaf.engine.running_request import RunningRequest, RunningSample, SampleDelta
 from looseleaf.engine.sampler import SamplerOutput, sample
@@ -34,6 +36,8 @@ from looseleaf.kernels.factory import make_kv_cache
 from looseleaf.kernels.interface import KVCache
 from looseleaf.memory.events import EventStream
 from looseleaf.memory.factory import make_manager
+from looseleaf.memory.manager import BlockManager
+from looseleaf.memory.prefix_cache import CacheCounts
 from looseleaf.models.interface import Decoder
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.scheduler.errors import StepOutOfOrder
@@ -56,9 +60,11 @@ class Engine:
         pool: PoolSize,
         *,
         kv_cache: KVCache | None = None,
+        model_revision: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`kv_cache`: that of an idle engine of the same model and pool, to be shared instead of a new one.
+        `model_revision`: which weights these are; part of what prefix-cache entries are valid for.
 
         Raises `ConfigurationError` for an end-of-sequence token that the model does not have.
         """
@@ -82,6 +88,7 @@ class Engine:
             config.max_num_seqs,
             pool.blocks_per_longest,
             max_model_len=pool.max_model_len,
+            max_pinned_share=config.max_pinned_share,
             events=self.events,
         )
         self.kv_cache = kv_cache or make_kv_cache(
@@ -98,6 +105,11 @@ class Engine:
         """Told each step's plan before it runs, while its sequences hold their blocks; for whoever measures."""
         self._clock = clock
         self._seats = Seats(config.max_num_seqs, pool.max_model_len)
+        self._prefix_caching = PrefixCaching(
+            self.memory if config.enable_prefix_caching and isinstance(self.memory, BlockManager) else None,
+            self._seats,
+            cache_identity(model.config, model_revision, pool),
+        )
         self._sampling = SamplingRows(config.max_num_seqs, self.eos_token_ids)
         self._requests: dict[str, RunningRequest] = {}
         self._samples: dict[Sequence, RunningSample] = {}
@@ -140,8 +152,11 @@ class Engine:
         params: SamplingParams | Mapping[str, Any] | None = None,
         *,
         request_id: str | None = None,
+        cache_salt: str = "",
     ) -> str:
         """Queue a request and return its id. Whatever is wrong with it is raised here, before anything changes.
+
+        `cache_salt`: requests of different salts never share cached blocks; for callers that serve several parties.
 
         Raises `InvalidPrompt`, `InvalidParameter`, `RequestTooLarge` (with the largest length that would fit), or
         `InvalidRequest` for an id in use.
@@ -150,7 +165,7 @@ class Engine:
         prompt = prompt if isinstance(prompt, TokenPrompt) else self.read_prompt(prompt)
         params.validate_for(self.vocab_size)
         request_id = self._free_id() if request_id is None else request_id
-        request = self._request(request_id, prompt, params)
+        request = self._request(request_id, prompt, params, self._prefix_caching.scope(cache_salt, None))
         seed = derived_seed(self.config.seed, self._num_added) if params.seed is None else params.seed
         running = RunningRequest(request, prompt, params, seed, RequestMetrics(request.arrival), self._decode_token)
         for sequence in request.sequences:
@@ -181,7 +196,9 @@ class Engine:
         If the model fails, the step's requests are aborted (the next step says so) and the error is passed on; the
         others are unharmed.
         """
-        plan = self.scheduler.schedule(self._clock())
+        now = self._clock()
+        self._prefix_caching.expire_pins(now)
+        plan = self.scheduler.schedule(now)
         try:
             deltas = self._advance(plan)
         except BaseException:
@@ -195,12 +212,36 @@ class Engine:
         """Whether a request of this id is queued or running."""
         return request_id in self._requests
 
+    def pin_prefix(self, prompt: Prompt | TokenPrompt, *, cache_salt: str = "", ttl_seconds: float = math.inf) -> Pin:
+        """Keep what is cached of a prompt's full blocks from eviction, for `ttl_seconds` or until `unpin_prefix`.
+
+        Pins give way, oldest first, when a request would otherwise have to wait. Raises `PinTooLarge` beyond
+        `max_pinned_share` of the pool, `ConfigurationError` without a prefix cache.
+        """
+        prompt = prompt if isinstance(prompt, TokenPrompt) else self.read_prompt(prompt)
+        scope = self._prefix_caching.scope(cache_salt, None)
+        return self._prefix_caching.pin(prompt.token_ids, scope, self._clock() + ttl_seconds)
+
+    def unpin_prefix(self, pin_id: int) -> None:
+        """Raises `UnknownPin`."""
+        self._prefix_caching.unpin(pin_id)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what is cached, and all pins. Safe while requests run: they keep their blocks, and what they compute
+        from then on is not cached."""
+        self._prefix_caching.reset()
+
+    def prefix_cache_counts(self) -> CacheCounts | None:
+        """What the prefix cache has done since the start; None without one."""
+        return self._prefix_caching.counts()
+
     def _advance(self, plan: StepPlan) -> list[SampleDelta]:
         # First of all: a plan also carries copies for sequences that are not in it, and must not fail before them.
         if plan.copies.source.size:
             self.kv_cache.copy_blocks(*(torch.from_numpy(ids) for ids in plan.copies))
         for sequence in plan.preempted:
             self._leave_seats(sequence)
+            self._renew_prefix(sequence)
         for sequence in plan.admitted:
             self._take_seats(sequence)
         if not plan:
@@ -210,6 +251,7 @@ class Engine:
         with torch.inference_mode():
             entries, sampled = self._run(plan)
         deltas, finished = self._record(entries, sampled)
+        self._prefix_caching.enter_ended(self._samples[sequence] for sequence in finished)
         self.scheduler.commit(plan, finished, self._clock())
         self._settle(entries, sampled.token_ids)
         for delta in deltas:
@@ -223,7 +265,11 @@ class Engine:
             number += 1
         return f"request-{number}"
 
-    def _request(self, request_id: str, prompt: TokenPrompt, params: SamplingParams) -> Request:
+    def _request(
+        self, request_id: str, prompt: TokenPrompt, params: SamplingParams, scope: str | None = None
+    ) -> Request:
+        if params.prompt_logprobs is not None:
+            scope = None  # they come from computing the prompt
         room = self.scheduler.largest_request - len(prompt.token_ids)
         return Request(
             request_id,
@@ -231,6 +277,7 @@ class Engine:
             max_tokens=params.most_tokens(room),
             num_samples=params.num_samples,
             arrival=self._clock(),
+            prefix=self._prefix_caching.prefix(prompt.token_ids, scope),
         )
 
     def _run(self, plan: StepPlan) -> tuple[list[RunningSample], SamplerOutput]:
@@ -327,6 +374,7 @@ class Engine:
         positions = np.array([entry.sequence.num_tokens - 1 for entry in kept], np.int64)
         self._seats.tokens[seats, positions] = token_ids[staying]
         self._sampling.append(seats, token_ids[staying])
+        self._prefix_caching.enter_decoded(kept)
 
     def _close_if_finished(self, delta: SampleDelta) -> None:
         running = self._requests.get(delta.request_id)
@@ -377,6 +425,12 @@ class Engine:
                 output=entry.token_ids,
             )
         self._seats.bind(self._samples[sequence].seat, sequence.seq_id)
+
+    def _renew_prefix(self, sequence: Sequence) -> None:
+        """What it has generated is found again too, when it comes back."""
+        if sequence.request.prefix is not None:
+            tokens = self._samples[sequence].known_tokens
+            sequence.prefix = self._prefix_caching.prefix(tokens, sequence.request.prefix.scope)
 
     def _leave_seats(self, sequence: Sequence) -> None:
         for each in (sequence, *sequence.request.pending_forks):

@@ -29,6 +29,7 @@ from looseleaf.kernels.pool_memory import inspect_memory
 from looseleaf.kernels.system_memory import available_memory
 from looseleaf.kernels.threads import warn_if_oversubscribed
 from looseleaf.models.loader import load_decoder_and_tokenizer
+from looseleaf.models.model_files import files_revision
 from looseleaf.models.store import DEFAULT_MODEL, resolve_model
 from looseleaf.models.tokenizer import Tokenizer
 
@@ -50,14 +51,26 @@ def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None =
     free = available_memory()
     pool = size_pool(weights.config, config, available=free)
     check_footprint(weights.config, config, pool, free)
-    engine = Engine(weights, tokenizer, config, pool)
+    engine = Engine(weights, tokenizer, config, pool, model_revision=files_revision(path))
     logger.info(
         "Loaded %s (%s) in %.1f s.", path.name, str(dtype).removeprefix("torch."), time.perf_counter() - started
     )
     logger.info("%s", pool)
+    logger.info("%s", prefix_cache_summary(engine))
     if isinstance(engine.kv_cache, CpuKVCache):
         logger.info("KV cache memory: %s.", inspect_memory(engine.kv_cache.storage))
     return engine
+
+
+def prefix_cache_summary(engine: Engine) -> str:
+    """Whether prompts share, and from what length on: the first thing to know when they do not."""
+    if engine.prefix_cache_counts() is None:
+        return "Prefix cache: off."
+    size = engine.pool.block_size
+    return (
+        f"Prefix cache: on; prompts that begin alike share whole blocks, so the smallest prefix that is shared is "
+        f"{size} tokens. What they have in common beyond that is copied; a prompt's last token is always computed."
+    )
 
 
 Params: TypeAlias = SamplingParams | Mapping[str, Any] | None

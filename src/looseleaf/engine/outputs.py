@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from looseleaf.memory.prefix import Divergence
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -56,6 +58,10 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """By prompt position; the first is None, as nothing predicts it."""
     metrics: RequestMetrics | None = None
+    num_cached_tokens: int = 0
+    """Prompt tokens that were not computed for this request: their keys and values were in the prefix cache."""
+    cache_divergence: Divergence | None = None
+    """Where the prompt first differed from the cached one most like it, if there was one that went on otherwise."""
 
 
 def select_best(outputs: Sequence[CompletionOutput], n: int) -> list[CompletionOutput]:

@@ -112,4 +112,6 @@ class RunningRequest:
             finished=self.finished,
             prompt_logprobs=list(self.prompt_logprobs) if self.params.prompt_logprobs is not None else None,
             metrics=self.metrics,
+            num_cached_tokens=self.request.num_cached_prompt_tokens or 0,
+            cache_divergence=self.request.divergence,
         )

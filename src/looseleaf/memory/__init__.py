@@ -27,7 +27,7 @@ from looseleaf.memory.events import Allocate, Copy, EventStream, Evict, Free, Me
 from looseleaf.memory.factory import ALLOCATORS, make_manager
 from looseleaf.memory.interface import ROW_MASK, CopyPairs, KVMemory, SequenceId, SlotUsage
 from looseleaf.memory.manager import BlockManager
-from looseleaf.memory.prefix import Admission, Prefix, PrefixMatch
+from looseleaf.memory.prefix import Admission, Divergence, Prefix, PrefixMatch
 from looseleaf.memory.prefix_cache import CacheCounts
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "ContiguousManager",
     "Copy",
     "CopyPairs",
+    "Divergence",
     "DuplicateSequence",
     "EventStream",
     "Evict",

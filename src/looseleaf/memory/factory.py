@@ -6,7 +6,7 @@ from looseleaf.errors import ConfigurationError
 from looseleaf.memory.contiguous import RESERVE_MAX, RESERVE_ORACLE, RESERVE_POW2, ContiguousManager
 from looseleaf.memory.events import EventStream
 from looseleaf.memory.interface import KVMemory
-from looseleaf.memory.manager import BlockManager
+from looseleaf.memory.manager import DEFAULT_PINNED_SHARE, BlockManager
 from looseleaf.memory.sizes import checked_setting
 
 _RESERVATIONS = {reservation.name: reservation for reservation in (RESERVE_MAX, RESERVE_POW2, RESERVE_ORACLE)}
@@ -22,16 +22,19 @@ def make_manager(
     max_blocks_per_seq: int | None = None,
     *,
     max_model_len: int | None = None,
+    max_pinned_share: float = DEFAULT_PINNED_SHARE,
     events: EventStream | None = None,
 ) -> KVMemory:
     """The memory manager called `allocator`, one of `ALLOCATORS`; otherwise `ConfigurationError`.
 
     `max_model_len` tokens (default, and most: what a table row addresses) is what `contiguous-max` reserves for
-    everyone; paged memory only checks it.
+    everyone; paged memory only checks it. `max_pinned_share` is for paged memory, which alone has a prefix cache.
     """
     check_allocator(allocator)
     if allocator == BlockManager.allocator:
-        paged = BlockManager(num_blocks, block_size, max_num_seqs, max_blocks_per_seq, events=events)
+        paged = BlockManager(
+            num_blocks, block_size, max_num_seqs, max_blocks_per_seq, max_pinned_share=max_pinned_share, events=events
+        )
         if max_model_len is not None:
             checked_setting("max_model_len", max_model_len, maximum=paged.max_tokens_per_seq)
         return paged

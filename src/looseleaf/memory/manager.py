@@ -130,7 +130,7 @@ class BlockManager(SequenceMemory):
                 sequences, requests = parallel(seq, request_id, copied)
                 self.events.emit(Copy(self.step, copies.destination.copy(), sequences, requests, copies.source.copy()))
             self._emit_allocate(seq, request_id, fresh[copied:])
-        return Admission(seq, match.num_tokens, copies, match.diverged_at)
+        return Admission(seq, match.num_tokens, copies, match.divergence)
 
     def register(self, seq: SequenceId, tokens: TokenIds, num_tokens: int, *, ended: bool = False) -> None:
         """Let others find the full blocks among the first `num_tokens` tokens of a sequence that began by

@@ -40,6 +40,15 @@ class Prefix:
         self._version = -1
 
 
+class Divergence(NamedTuple):
+    """Where a prompt first differs from the cached sequence most like it: why it was not found further."""
+
+    position: int
+    """Index of the first token that differs."""
+    cached_token: int
+    """What the cached sequence has there."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixMatch:
     """The longest beginning of a prefix that the cache holds; its last token is never part of it."""
@@ -50,9 +59,8 @@ class PrefixMatch:
     tail: int
     """Block of which the first `num_tail_tokens` tokens go on where the full blocks end; -1: none."""
     num_tail_tokens: int
-    diverged_at: int | None
-    """Index of the first token that differs from the cached sequence most like this one; None when the cache holds
-    nothing that goes on differently."""
+    divergence: Divergence | None
+    """None when the cache holds nothing that goes on differently."""
     tip: int
     """The index entry at the end of the full blocks."""
     key: int
@@ -70,4 +78,4 @@ class Admission(NamedTuple):
     """Tokens whose keys and values came from the cache."""
     copies: CopyPairs
     """At most one block copy, to be carried out before the step writes anything."""
-    diverged_at: int | None
+    divergence: Divergence | None

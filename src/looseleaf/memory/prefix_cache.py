@@ -152,7 +152,8 @@ class PrefixCache:
 
     def pin(self, prefix: Prefix, expires: float) -> tuple[int, int]:
         """Pin the full blocks that hold the beginning of `prefix`; returns the pin and how many tokens it covers."""
-        match = self.index.match(prefix)
+        # One token more, as an admission never takes the last one from the cache.
+        match = self.index.match(Prefix(np.append(prefix.tokens, np.int32(0)), prefix.scope))
         blocks = match.blocks.tolist()
         fresh = sum(not self.pool.is_pinned(block) for block in blocks)
         if self.pool.num_pinned + fresh > self.most_pinned:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from looseleaf.memory.interface import Blocks
-from looseleaf.memory.prefix import Prefix, PrefixMatch, TokenIds
+from looseleaf.memory.prefix import Divergence, Prefix, PrefixMatch, TokenIds
 
 NO_ENTRY = 0
 _CANDIDATES = 64
@@ -85,10 +85,9 @@ class PrefixIndex:
                 blocks = blocks[:count]
         tip, key = (int(self.entries[blocks[-1]]), int(keys[count - 1])) if count else (root, root_key)
         start = count * size
-        tail, common, diverged = self._closest(tip, tokens[start : start + size], len(tokens) - 1 - start)
-        prefix._found = PrefixMatch(
-            blocks, start, tail, common, None if diverged is None else start + diverged, tip, key
-        )
+        tail, common, other = self._closest(tip, tokens[start : start + size], len(tokens) - 1 - start)
+        divergence = None if other is None else Divergence(start + common, other)
+        prefix._found = PrefixMatch(blocks, start, tail, common, divergence, tip, key)
         prefix._version = self._version
         return prefix._found
 
@@ -200,7 +199,7 @@ class PrefixIndex:
 
     def _closest(self, tip: int, tokens: TokenIds, most: int) -> tuple[int, int, int | None]:
         """Of the blocks that continue `tip`: the one with the most tokens in common, how many (at most `most`), and
-        where `tokens` first differ from one that goes on otherwise."""
+        its next token if that is another than that of `tokens`."""
         children = self._children.get(tip)
         if children is None or most <= 0:
             return -1, 0, None
@@ -216,8 +215,8 @@ class PrefixIndex:
         lengths = np.where(same.all(axis=1), width, same.argmin(axis=1))
         best = int(lengths.argmax())
         common = int(lengths[best])
-        diverged = common if common < limits[best] else None
-        return (int(blocks[best]) if common else -1), common, diverged
+        other = int(self.tokens[blocks[best], common]) if common < limits[best] else None
+        return (int(blocks[best]) if common else -1), common, other
 
     def _block_keys(self, key: int, tokens: TokenIds, start: int, count: int) -> NDArray[np.uint64]:
         """Keys of `count` blocks from token `start` on, where `key` is that of everything before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from pathlib import Path
 
 from looseleaf.models.errors import ModelNotFound
@@ -33,3 +34,10 @@ def find_model(path: Path) -> Path:
             hint="Name the one to load.",
         )
     return files[0]
+
+
+def files_revision(path: Path) -> str:
+    """Changes when a file of the model does: a hash of their names, sizes and times, not of all their bytes."""
+    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
+    described = [(each.name, (status := each.stat()).st_size, status.st_mtime_ns) for each in files]
+    return blake2b(repr((str(path.resolve()), described)).encode(), digest_size=16).hexdigest()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from looseleaf.errors import ConfigurationError
 from looseleaf.memory.interface import CopyPairs, SequenceIds
-from looseleaf.memory.prefix import Prefix
+from looseleaf.memory.prefix import Divergence, Prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class Request:
     """The prompt, for the prefix cache."""
     num_cached_prompt_tokens: int | None = None
     """Prompt tokens that were not computed for this request but found in the prefix cache; None: not admitted yet."""
-    diverged_at: int | None = None
-    """Where the prompt first differed from the cached sequence most like it, if that went on."""
+    divergence: Divergence | None = None
+    """Where the prompt, when it was admitted, first differed from the cached sequence most like it."""
     sequences: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:

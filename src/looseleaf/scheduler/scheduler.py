@@ -273,7 +273,7 @@ class Scheduler:
             copies.append(admission.copies)
             if request.num_cached_prompt_tokens is None:
                 request.num_cached_prompt_tokens = admission.num_cached
-                request.diverged_at = admission.diverged_at
+                request.divergence = admission.divergence
             if sequence.num_preemptions:
                 self.num_recomputed_tokens -= admission.num_cached
         self._waiting.take(sequence)
