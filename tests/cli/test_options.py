@@ -42,6 +42,8 @@ def test_every_setting_reaches_the_engine() -> None:
         lock_memory=True,
         block_size=8,
         allocator="contiguous-pow2",
+        enable_prefix_caching=False,
+        max_pinned_share=0.5,
         watermark=0.5,
         max_model_len=100,
         max_num_seqs=3,
