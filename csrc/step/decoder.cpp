@@ -52,6 +52,7 @@ void Decoder::forward(const StepView& step, float* out) {
 
   BatchView batch = step.batch;
   int64_t rows = tokens;  // still needed: the wanted ones once the last layer's keys and values are written
+  adapter_rows_.sort(adapters, step.adapters, tokens);
   timed(Phase::embed, [&] { embed_rows(step); });
   for (size_t index = 0; index < weights.layers.size(); ++index) {
     const DecoderLayer& layer = weights.layers[index];
@@ -59,6 +60,7 @@ void Decoder::forward(const StepView& step, float* out) {
     timed(Phase::qkv, [&] {
       linear(layer.qkv, normed, shape.hidden_size, tokens, qkv, shape.qkv_size(), Epilogue::store);
     });
+    adapt(int64_t(index), AdaptedPlace::qkv, 0, tokens, normed, shape.hidden_size, qkv, shape.qkv_size());
     timed(Phase::rotate, [&] {
       write_keys_and_values(step, layer, int64_t(index));
       if (index + 1 == weights.layers.size() && !step.all_wanted) {
@@ -72,7 +74,8 @@ void Decoder::forward(const StepView& step, float* out) {
                       {scale, layer.sliding_window, 0.0f}, nullptr);
     });
     timed(Phase::out, [&] { linear(layer.o, attended, heads, rows, hidden, shape.hidden_size, Epilogue::add); });
-    mlp(layer, rows);
+    adapt(int64_t(index), AdaptedPlace::o, 0, rows, attended, heads, hidden, shape.hidden_size);
+    mlp(layer, int64_t(index), rows);
   }
   timed(Phase::norms, [&] { norm_rows(hidden, weights.norm, rows, out); });
 }
@@ -90,8 +93,8 @@ std::array<double, Decoder::num_phases> Decoder::take_phase_seconds() {
 }
 
 int64_t Decoder::scratch_bytes() const {
-  return hidden_.bytes() + normed_.bytes() + qkv_.bytes() + attended_.bytes() + inner_.bytes() + tables_.bytes() +
-         lens_.bytes() + starts_.bytes();
+  return hidden_.bytes() + normed_.bytes() + qkv_.bytes() + attended_.bytes() + inner_.bytes() + gate_up_.bytes() +
+         tables_.bytes() + lens_.bytes() + starts_.bytes() + wanted_adapters_.bytes() + adapter_rows_.bytes();
 }
 
 void Decoder::embed_rows(const StepView& step) {
@@ -143,7 +146,7 @@ void Decoder::norm_rows(const float* x, const float* weight, int64_t rows, float
   });
 }
 
-void Decoder::mlp(const DecoderLayer& layer, int64_t rows) {
+void Decoder::mlp(const DecoderLayer& layer, int64_t index, int64_t rows) {
   const int64_t size = weights.shape.hidden_size, inner_size = weights.shape.intermediate_size;
   float* hidden = hidden_.get(0);
   float* normed = normed_.get(0);
@@ -152,9 +155,42 @@ void Decoder::mlp(const DecoderLayer& layer, int64_t rows) {
     const int64_t count = rows - first < mlp_rows ? rows - first : mlp_rows;
     float* part = hidden + first * size;
     timed(Phase::norms, [&] { norm_rows(part, layer.post_attention_norm, count, normed); });
-    timed(Phase::gate_up, [&] { linear(layer.gate_up, normed, size, count, inner, inner_size, Epilogue::silu_mul); });
+    if (adapter_rows_.touch(index, AdaptedPlace::gate_up, first, first + count)) {
+      gate_up_adapted(layer, index, first, count);
+    } else {
+      timed(Phase::gate_up, [&] { linear(layer.gate_up, normed, size, count, inner, inner_size, Epilogue::silu_mul); });
+    }
     timed(Phase::down, [&] { linear(layer.down, inner, inner_size, count, part, size, Epilogue::add); });
+    adapt(index, AdaptedPlace::down, first, first + count, inner, inner_size, part, size);
   }
+}
+
+// silu(gate) · up with the adapters added to gate and up. Both are stored before they are joined, panels of 16 taking
+// turns as in the packed weight, by the same operations in the same order as Epilogue::silu_mul: rows without an
+// adapter get the same bits.
+void Decoder::gate_up_adapted(const DecoderLayer& layer, int64_t index, int64_t first, int64_t count) {
+  const int64_t size = weights.shape.hidden_size, inner_size = weights.shape.intermediate_size;
+  const float* normed = normed_.get(0);
+  float* inner = inner_.get(0);
+  PackedLinear unpaired = layer.gate_up;
+  const int64_t width = 16 * unpaired.panels();
+  unpaired.paired = false;
+  unpaired.out_features = width;
+  float* gate_up = gate_up_.get(count * width);
+  timed(Phase::gate_up, [&] { linear(unpaired, normed, size, count, gate_up, width, Epilogue::store); });
+  adapt(index, AdaptedPlace::gate_up, first, first + count, normed, size, gate_up, width);
+  timed(Phase::gate_up, [&] {
+    const auto silu_mul = kernels().step.silu_mul;
+    for_rows(count, width, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) silu_mul(gate_up + row * width, inner_size, inner + row * inner_size);
+    });
+  });
+}
+
+void Decoder::adapt(int64_t layer, AdaptedPlace place, int64_t first, int64_t last, const float* x, int64_t x_stride,
+                    float* y, int64_t y_stride) {
+  if (adapter_rows_.empty()) return;
+  timed(Phase::adapted, [&] { adapter_rows_.add(layer, place, first, last, x, x_stride, y, y_stride); });
 }
 
 // Move the wanted rows' residual and queries to the front. Each run of neighbouring rows becomes a sequence that ends
@@ -185,6 +221,11 @@ BatchView Decoder::keep_wanted(const StepView& step) {
     lens[runs - 1] = int32_t(batch.context_lens[seq] - (batch.query_starts[seq + 1] - 1 - row));
   }
   starts[runs] = int32_t(step.num_wanted);
+  if (step.adapters != nullptr) {
+    int64_t* kept = wanted_adapters_.get(step.num_wanted);
+    for (int64_t i = 0; i < step.num_wanted; ++i) kept[i] = step.adapters[step.wanted[i]];
+    adapter_rows_.sort(adapters, kept, step.num_wanted);
+  }
   return {runs, tables, batch.table_stride, lens, starts};
 }
 

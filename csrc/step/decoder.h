@@ -6,6 +6,7 @@
 
 #include "../attention/attention.h"
 #include "../linear/packed_linear.h"
+#include "adapters.h"
 #include "step_buffer.h"
 
 namespace looseleaf {
@@ -49,13 +50,15 @@ struct StepView {
   bool all_wanted;
   const int64_t* wanted;  // unless all: rows of the step, ascending
   int64_t num_wanted;
+  const int64_t* adapters;  // by row: a number below Decoder::adapters.size(), or -1; null: none has one
 };
 
 class Decoder {
  public:
-  enum Phase { embed, norms, qkv, rotate, attention, out, gate_up, down, head, num_phases };
+  enum Phase { embed, norms, qkv, rotate, attention, out, gate_up, down, head, adapted, num_phases };
 
   DecoderWeights weights;  // complete before the first step
+  std::vector<Adapter> adapters;
 
   // One step: writes keys and values of all tokens to the cache, and to `out` the hidden states of the wanted rows
   // after the final norm, [num_wanted][hidden_size]. The last layer computes no more than these need.
@@ -70,13 +73,18 @@ class Decoder {
   void embed_rows(const StepView& step);
   void write_keys_and_values(const StepView& step, const DecoderLayer& layer, int64_t index);
   void norm_rows(const float* x, const float* weight, int64_t rows, float* out);
-  void mlp(const DecoderLayer& layer, int64_t rows);
+  void mlp(const DecoderLayer& layer, int64_t index, int64_t rows);
+  void gate_up_adapted(const DecoderLayer& layer, int64_t index, int64_t first, int64_t count);
+  void adapt(int64_t layer, AdaptedPlace place, int64_t first, int64_t last, const float* x, int64_t x_stride, float* y,
+             int64_t y_stride);
   BatchView keep_wanted(const StepView& step);
   template <class Work>
   void timed(Phase phase, const Work& work);
 
-  StepBuffer<float> hidden_, normed_, qkv_, attended_, inner_;
+  StepBuffer<float> hidden_, normed_, qkv_, attended_, inner_, gate_up_;
   StepBuffer<int32_t> tables_, lens_, starts_;
+  StepBuffer<int64_t> wanted_adapters_;
+  AdapterRows adapter_rows_;
   std::array<double, num_phases> seconds_{};
 };
 

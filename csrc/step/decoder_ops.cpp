@@ -153,6 +153,71 @@ void decoder_set_embedding(int64_t decoder, Tensor table) {
   entry->kept.push_back(std::move(table));
 }
 
+// Makes room for an adapter that adds to nothing yet, and returns its number.
+int64_t decoder_add_adapter(int64_t decoder) {
+  const auto entry = find(decoder);
+  const std::lock_guard lock(entry->in_use);
+  entry->decoder.adapters.emplace_back(entry->decoder.weights.layers.size());
+  return int64_t(entry->decoder.adapters.size()) - 1;
+}
+
+AdapterMatrices& adapter_matrices(Entry& entry, int64_t adapter, int64_t layer, const std::string& name) {
+  auto& adapters = entry.decoder.adapters;
+  STD_TORCH_CHECK(adapter >= 0 && adapter < int64_t(adapters.size()), "there is no adapter ", adapter);
+  layer_of(entry, layer);
+  auto place = AdaptedPlace::down;
+  if (name == "qkv") place = AdaptedPlace::qkv;
+  else if (name == "o") place = AdaptedPlace::o;
+  else if (name == "gate_up") place = AdaptedPlace::gate_up;
+  else STD_TORCH_CHECK(name == "down", "there is no linear layer '", name, "'");
+  return adapters[size_t(adapter)][size_t(layer)][size_t(place)];
+}
+
+// A: the rows of all parts of a linear layer, one part after another. Then comes decoder_add_adapter_part for each.
+void decoder_set_adapter_input(int64_t decoder, int64_t adapter, int64_t layer, std::string name, std::string type,
+                               int64_t ranks, int64_t in_features, Tensor a) {
+  const auto entry = find(decoder);
+  const std::lock_guard lock(entry->in_use);
+  AdapterMatrices& matrices = adapter_matrices(*entry, adapter, layer, name);
+  STD_TORCH_CHECK(matrices.parts.empty(), "the adapter has ", name, " already");
+  const DecoderShape& shape = entry->decoder.weights.shape;
+  const int64_t inputs = name == "o" ? shape.query_size() : name == "down" ? shape.intermediate_size : shape.hidden_size;
+  STD_TORCH_CHECK(in_features == inputs && ranks >= 1, "A of ", name, " has ", in_features, " inputs instead of ", inputs);
+  matrices.a = packed_linear(a, {}, {}, {}, type, ranks, in_features, false);
+  entry->kept.push_back(std::move(a));
+}
+
+// B of part `part`, scaled: it reads columns [first_rank, first_rank + rank) of x · Aᵀ.
+void decoder_add_adapter_part(int64_t decoder, int64_t adapter, int64_t layer, std::string name, int64_t part,
+                              int64_t first_rank, int64_t rank, double scaling, std::string type, int64_t out_features,
+                              Tensor b) {
+  const auto entry = find(decoder);
+  const std::lock_guard lock(entry->in_use);
+  AdapterMatrices& matrices = adapter_matrices(*entry, adapter, layer, name);
+  const DecoderShape& shape = entry->decoder.weights.shape;
+  const int64_t last = name == "qkv" ? 2 : name == "gate_up" ? 1 : 0;
+  STD_TORCH_CHECK(part >= 0 && part <= last, name, " has no part ", part);
+  int64_t outputs = shape.hidden_size, column = 0;
+  if (name == "qkv") {
+    outputs = part == 0 ? shape.query_size() : shape.kv_size();
+    column = part == 0 ? 0 : shape.query_size() + (part - 1) * shape.kv_size();
+  } else if (name == "gate_up") {
+    outputs = shape.intermediate_size;
+    column = 16 * part;
+  }
+  STD_TORCH_CHECK(out_features == outputs, "B of ", name, " has ", out_features, " outputs instead of ", outputs);
+  STD_TORCH_CHECK(matrices.a.weight != nullptr && first_rank >= 0 && rank >= 1 &&
+                      rank <= matrices.a.out_features - first_rank,
+                  "B of ", name, " reads beyond A");
+  for (const AdapterPart& other : matrices.parts)
+    STD_TORCH_CHECK(other.first_column != column && (other.first_rank + other.rank <= first_rank ||
+                                                     first_rank + rank <= other.first_rank),
+                    "two parts of ", name, " overlap");
+  const PackedLinear packed = packed_linear(b, {}, {}, {}, type, out_features, rank, false);
+  matrices.parts.push_back({packed, first_rank, rank, column, float(scaling)});
+  entry->kept.push_back(std::move(b));
+}
+
 void check_complete(Entry& entry) {
   if (entry.complete) return;
   const DecoderWeights& weights = entry.decoder.weights;
@@ -168,14 +233,15 @@ void check_complete(Entry& entry) {
 void decoder_forward(int64_t decoder, Tensor token_ids, Tensor positions, Tensor angles, Tensor kv_storage,
                      std::string kv_type, int64_t num_blocks, int64_t block_size, Tensor block_tables,
                      Tensor context_lens, Tensor query_starts, Tensor slots, std::optional<Tensor> wanted,
-                     Tensor out) {
+                     std::optional<Tensor> adapters, Tensor out) {
   const auto entry = find(decoder);
   const std::lock_guard lock(entry->in_use);
   check_complete(*entry);
   const StepTensors step{token_ids,    positions,    angles,       kv_storage, kv_type, num_blocks, block_size,
-                         block_tables, context_lens, query_starts, slots,      wanted,  out};
+                         block_tables, context_lens, query_starts, slots,      wanted,  adapters,   out};
   const DecoderWeights& weights = entry->decoder.weights;
-  const StepView view = check_step(step, weights.shape, int64_t(weights.layers.size()));
+  const StepView view = check_step(step, weights.shape, int64_t(weights.layers.size()),
+                                   int64_t(entry->decoder.adapters.size()));
   entry->decoder.forward(view, static_cast<float*>(out.data_ptr()));
 }
 
@@ -192,7 +258,7 @@ void decoder_logits(int64_t decoder, Tensor hidden, Tensor out) {
   if (hidden.size(0) > 0) entry->decoder.logits(rows, hidden.size(0), static_cast<float*>(out.data_ptr()));
 }
 
-// Seconds since the last call in: embed, norms, qkv, rotate and write, attention, out, gate_up, down, head.
+// Seconds since the last call in: embed, norms, qkv, rotate and write, attention, out, gate_up, down, head, adapters.
 std::vector<double> decoder_phase_seconds(int64_t decoder) {
   const auto entry = find(decoder);
   const std::lock_guard lock(entry->in_use);
@@ -222,7 +288,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(looseleaf, library) {
   library.def(
       "decoder_forward(int decoder, Tensor token_ids, Tensor positions, Tensor angles, Tensor(a!) kv_storage, "
       "str kv_type, int num_blocks, int block_size, Tensor block_tables, Tensor context_lens, Tensor query_starts, "
-      "Tensor slots, Tensor? wanted, Tensor(b!) out) -> ()");
+      "Tensor slots, Tensor? wanted, Tensor? adapters, Tensor(b!) out) -> ()");
+  library.def("decoder_add_adapter(int decoder) -> int");
+  library.def(
+      "decoder_set_adapter_input(int decoder, int adapter, int layer, str name, str type, int ranks, int in_features, "
+      "Tensor a) -> ()");
+  library.def(
+      "decoder_add_adapter_part(int decoder, int adapter, int layer, str name, int part, int first_rank, int rank, "
+      "float scaling, str type, int out_features, Tensor b) -> ()");
   library.def("decoder_logits(int decoder, Tensor hidden, Tensor(a!) out) -> ()");
   library.def("decoder_phase_seconds(int decoder) -> float[]");
   library.def("decoder_scratch_bytes(int decoder) -> int");
@@ -234,6 +307,9 @@ STABLE_TORCH_LIBRARY_IMPL(looseleaf, CompositeExplicitAutograd, library) {
   library.impl("decoder_set_norm", TORCH_BOX(&looseleaf::decoder_set_norm));
   library.impl("decoder_set_linear", TORCH_BOX(&looseleaf::decoder_set_linear));
   library.impl("decoder_set_embedding", TORCH_BOX(&looseleaf::decoder_set_embedding));
+  library.impl("decoder_add_adapter", TORCH_BOX(&looseleaf::decoder_add_adapter));
+  library.impl("decoder_set_adapter_input", TORCH_BOX(&looseleaf::decoder_set_adapter_input));
+  library.impl("decoder_add_adapter_part", TORCH_BOX(&looseleaf::decoder_add_adapter_part));
   library.impl("decoder_forward", TORCH_BOX(&looseleaf::decoder_forward));
   library.impl("decoder_logits", TORCH_BOX(&looseleaf::decoder_logits));
   library.impl("decoder_phase_seconds", TORCH_BOX(&looseleaf::decoder_phase_seconds));

@@ -19,11 +19,11 @@ void check_plain(const Tensor& tensor, ScalarType type, int64_t dims, const char
   STD_TORCH_CHECK(tensor.dim() == dims, name, " has ", tensor.dim(), " dimensions instead of ", dims);
 }
 
-const int64_t* indices(const Tensor& tensor, int64_t limit, const char* name, const char* of) {
+const int64_t* indices(const Tensor& tensor, int64_t limit, const char* name, const char* of, int64_t least = 0) {
   check_plain(tensor, ScalarType::Long, 1, name);
   const auto* values = static_cast<const int64_t*>(tensor.data_ptr());
   for (int64_t i = 0; i < tensor.numel(); ++i) {
-    CHECK_INDEX(values[i] >= 0 && values[i] < limit, name, "[", i, "] is ", values[i], ", outside the ", of,
+    CHECK_INDEX(values[i] >= least && values[i] < limit, name, "[", i, "] is ", values[i], ", outside the ", of,
                           " of ", limit);
   }
   return values;
@@ -90,7 +90,7 @@ const float* float_data(const Tensor& tensor, int64_t dims, const char* name) {
   return static_cast<const float*>(tensor.data_ptr());
 }
 
-StepView check_step(const StepTensors& step, const DecoderShape& shape, int64_t num_layers) {
+StepView check_step(const StepTensors& step, const DecoderShape& shape, int64_t num_layers, int64_t num_adapters) {
   StepView view{};
   view.num_tokens = step.token_ids.numel();
   STD_TORCH_CHECK(view.num_tokens >= 1 && view.num_tokens < std::numeric_limits<int32_t>::max(), "a step of ",
@@ -111,6 +111,10 @@ StepView check_step(const StepTensors& step, const DecoderShape& shape, int64_t 
     view.num_wanted = step.wanted->numel();
     for (int64_t i = 1; i < view.num_wanted; ++i)
       STD_TORCH_CHECK(view.wanted[i - 1] < view.wanted[i], "wanted rows must ascend");
+  }
+  if (step.adapters) {
+    view.adapters = indices(*step.adapters, num_adapters, "adapters", "adapters", -1);
+    STD_TORCH_CHECK(step.adapters->numel() == view.num_tokens, "token_ids and adapters are of different lengths");
   }
   float_data(step.out, 2, "out");
   STD_TORCH_CHECK(step.out.size(0) == view.num_wanted && step.out.size(1) == shape.hidden_size, "out must be [",

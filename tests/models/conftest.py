@@ -124,9 +124,16 @@ class PagedRun:
     """Feeds sequences to a model step by step, each token's keys and values in a block chosen at random."""
 
     def __init__(
-        self, model: Decoder, sequences: list[list[int]], *, block_size: int = 4, seed: int = 0, room: int = 0
+        self,
+        model: Decoder,
+        sequences: list[list[int]],
+        *,
+        block_size: int = 4,
+        seed: int = 0,
+        room: int = 0,
+        adapters: Sequence[str | None] | None = None,
     ) -> None:
-        """`room` is how many tokens each sequence may grow by."""
+        """`room` is how many tokens each sequence may grow by; `adapters` names each one's adapter."""
         config = model.config
         self.sequences = sequences
         self.done = [0] * len(sequences)
@@ -145,11 +152,12 @@ class PagedRun:
             dtype=model.dtype,
         )
         self._logits: list[list[Tensor]] = [[] for _ in sequences]
+        self._adapters = None if adapters is None else [-1 if a is None else model.adapters[a] for a in adapters]
 
     def step(self, counts: Sequence[int]) -> None:
         """Compute the next `counts[i]` tokens of each sequence `i`, all in one padding-free batch."""
         scheduled = sorted((i for i, count in enumerate(counts) if count), key=lambda i: counts[i] > 1)
-        tokens, positions, slots, starts = [], [], [], [0]
+        tokens, positions, slots, starts, adapters = [], [], [], [0], []
         for i in scheduled:
             span = range(self.done[i], self.done[i] + counts[i])
             table = self._tables[i].tolist()
@@ -157,6 +165,7 @@ class PagedRun:
             positions += span
             slots += [table[p // self._block_size] * self._block_size + p % self._block_size for p in span]
             starts.append(len(tokens))
+            adapters += [self._adapters[i] if self._adapters else -1] * len(span)
             self.done[i] = span.stop
         batch = AttentionBatch(
             block_tables=self._tables[scheduled],
@@ -166,7 +175,13 @@ class PagedRun:
             num_decodes=sum(counts[i] == 1 for i in scheduled),
         )
         with torch.inference_mode():
-            hidden = self._model.forward(torch.tensor(tokens), torch.tensor(positions), self._cache, batch)
+            hidden = self._model.forward(
+                torch.tensor(tokens),
+                torch.tensor(positions),
+                self._cache,
+                batch,
+                adapters=torch.tensor(adapters) if self._adapters else None,
+            )
             logits = self._model.logits(hidden)
         for i, start, stop in zip(scheduled, starts, starts[1:], strict=False):
             self._logits[i].append(logits[start:stop])

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from looseleaf.kernels.interface import AttentionBatch, KVCache
 from looseleaf.models.config import ModelConfig
+from looseleaf.models.lora import LoraAdapter
 from looseleaf.models.rope import RotaryTable, Rotation
 
 
@@ -54,6 +55,8 @@ class CausalLM:
 
         self.config = config
         self.dtype = dtype
+        self.adapters: dict[str, int] = {}
+        self._adapters: list[LoraAdapter] = []
         self.embedding = empty(config.vocab_size, config.hidden_size)
         self.layers = [empty_layer(config, layer, dtype, device) for layer in range(config.num_layers)]
         self.norm = empty(config.hidden_size)
@@ -63,6 +66,11 @@ class CausalLM:
         )
         self._scale = config.head_dim**-0.5
 
+    def add_adapter(self, name: str, adapter: LoraAdapter) -> None:
+        """See `Decoder.add_adapter`."""
+        self.adapters[name] = len(self._adapters)
+        self._adapters.append(adapter)
+
     def forward(
         self,
         token_ids: Tensor,
@@ -70,29 +78,32 @@ class CausalLM:
         kv_cache: KVCache,
         batch: AttentionBatch,
         wanted: Tensor | None = None,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """Run one step over `token_ids` (int64 `[T]`, all sequences one after another) at `positions` (int64 `[T]`).
 
         Writes the step's keys and values into `kv_cache` and returns hidden states after the final norm, `[R, hidden]`:
-        those of the `wanted` rows (int64 `[R]`, ascending), by default of all. Token ids and positions must be in
-        range; the engine checks requests, not this loop.
+        those of the `wanted` rows (int64 `[R]`, ascending), by default of all. `adapters`: int64 `[T]`, a number of
+        `self.adapters` or -1. Token ids, positions and adapters must be in range; the engine checks requests, not this
+        loop.
         """
         eps = self.config.rms_norm_eps
         rotation = self._rotary.at(positions)
         hidden = functional.embedding(token_ids, self.embedding)
         for index, layer in enumerate(self.layers):
             normed = rms_norm(hidden, layer.input_norm, eps)
-            hidden.add_(self._attention(index, layer, normed, rotation, kv_cache, batch))
+            hidden.add_(self._attention(index, layer, normed, rotation, kv_cache, batch, adapters))
             normed = rms_norm(hidden, layer.post_attention_norm, eps)
-            hidden.add_(_mlp(layer, normed))
+            hidden.add_(self._mlp(index, layer, normed, adapters))
         return rms_norm(hidden if wanted is None else hidden[wanted], self.norm, eps)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights."""
+        """Bytes of all weights, adapters included."""
         ends = {id(tensor): tensor for tensor in (self.embedding, self.norm, self.lm_head)}
         layers = (getattr(layer, field.name) for layer in self.layers for field in fields(layer))
-        return sum(tensor.nbytes for tensor in (*ends.values(), *layers) if isinstance(tensor, Tensor))
+        weights = sum(tensor.nbytes for tensor in (*ends.values(), *layers) if isinstance(tensor, Tensor))
+        return weights + sum(adapter.nbytes for adapter in self._adapters)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every vocabulary entry for each of `hidden`'s rows (`[R, hidden]`): float32 `[R, vocab]`."""
@@ -106,10 +117,18 @@ class CausalLM:
         rotation: Rotation,
         kv_cache: KVCache,
         batch: AttentionBatch,
+        adapters: Tensor | None,
     ) -> Tensor:
         config = self.config
         num_heads, num_rotated = config.num_heads, config.num_heads + config.num_kv_heads
-        heads = functional.linear(normed, layer.qkv_weight, layer.qkv_bias).view(normed.shape[0], -1, config.head_dim)
+        qkv = functional.linear(normed, layer.qkv_weight, layer.qkv_bias)
+        heads = qkv.view(normed.shape[0], -1, config.head_dim)
+        for name, part in (
+            ("q_proj", heads[:, :num_heads]),
+            ("k_proj", heads[:, num_heads:num_rotated]),
+            ("v_proj", heads[:, num_rotated:]),
+        ):
+            self._adapt(index, name, normed, part, adapters)
         rotated = heads[:, :num_rotated]
         if layer.q_norm is not None and layer.k_norm is not None:
             query = rms_norm(rotated[:, :num_heads], layer.q_norm, config.rms_norm_eps)
@@ -120,13 +139,30 @@ class CausalLM:
         attended = kv_cache.attend(
             index, rotated[:, :num_heads], batch, scale=self._scale, sliding_window=layer.sliding_window
         )
-        return functional.linear(attended.reshape(normed.shape[0], -1), layer.o_weight, layer.o_bias)
+        attended = attended.reshape(normed.shape[0], -1)
+        out = functional.linear(attended, layer.o_weight, layer.o_bias)
+        self._adapt(index, "o_proj", attended, out, adapters)
+        return out
 
+    def _mlp(self, index: int, layer: DecoderLayer, normed: Tensor, adapters: Tensor | None) -> Tensor:
+        """SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
+        gate, up = functional.linear(normed, layer.gate_up_weight, layer.gate_up_bias).chunk(2, dim=-1)
+        self._adapt(index, "gate_proj", normed, gate, adapters)
+        self._adapt(index, "up_proj", normed, up, adapters)
+        inner = functional.silu(gate).mul_(up)
+        out = functional.linear(inner, layer.down_weight, layer.down_bias)
+        self._adapt(index, "down_proj", inner, out, adapters)
+        return out
 
-def _mlp(layer: DecoderLayer, normed: Tensor) -> Tensor:
-    """SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
-    gate, up = functional.linear(normed, layer.gate_up_weight, layer.gate_up_bias).chunk(2, dim=-1)
-    return functional.linear(functional.silu(gate).mul_(up), layer.down_weight, layer.down_bias)
+    def _adapt(self, index: int, projection: str, x: Tensor, y: Tensor, adapters: Tensor | None) -> None:
+        """Add to `y`, which is `x` times a matrix of layer `index`, what the rows' adapters make of `x`."""
+        if adapters is None:
+            return
+        for number, adapter in enumerate(self._adapters):
+            rows = (adapters == number).nonzero().flatten()
+            matrices = adapter.layers[index].get(projection)
+            if matrices is not None and len(rows):
+                y[rows] += matrices.added(x[rows]).to(y.dtype).view(len(rows), *y.shape[1:])
 
 
 def empty_layer(

@@ -23,3 +23,15 @@ class UnsupportedModel(ModelError):
 
 class WeightsMismatch(ModelError):
     """The weights are not those that the configuration describes."""
+
+
+class AdapterError(ModelError):
+    """An adapter cannot be used with this model."""
+
+
+class UnsupportedAdapter(AdapterError):
+    """The adapter needs something that is not implemented here; the message names it."""
+
+
+class InvalidAdapter(AdapterError):
+    """The adapter's configuration makes no sense, or its tensors are not those that it and the model describe."""

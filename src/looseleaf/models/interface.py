@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from looseleaf.kernels.interface import AttentionBatch, KVCache
 from looseleaf.models.config import ModelConfig
+from looseleaf.models.lora import LoraAdapter
 
 
 class Decoder(Protocol):
@@ -20,7 +22,16 @@ class Decoder(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights."""
+        """Bytes of all weights, adapters included."""
+        ...
+
+    @property
+    def adapters(self) -> Mapping[str, int]:
+        """The adapters that rows can ask for: their numbers by name."""
+        ...
+
+    def add_adapter(self, name: str, adapter: LoraAdapter) -> None:
+        """Take in an adapter that was loaded for `self.config`; not during a step."""
         ...
 
     def forward(
@@ -30,11 +41,13 @@ class Decoder(Protocol):
         kv_cache: KVCache,
         batch: AttentionBatch,
         wanted: Tensor | None = None,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """Run one step over `token_ids` (int64 `[T]`, all sequences one after another) at `positions` (int64 `[T]`).
 
         Writes the step's keys and values into `kv_cache` and returns hidden states after the final norm, `[R, hidden]`:
-        those of the `wanted` rows (int64 `[R]`, ascending), by default of all.
+        those of the `wanted` rows (int64 `[R]`, ascending), by default of all. `adapters` (int64 `[T]`): the number of
+        each row's adapter, or -1; by default no row has one, at no cost.
         """
         ...
 

@@ -20,10 +20,19 @@ from looseleaf.kernels.interface import AttentionBatch, KVCache
 from looseleaf.kernels.linear import PackedLinear, WeightType, pack, pack_gate_up
 from looseleaf.models.config import ModelConfig
 from looseleaf.models.decoder import CausalLM, DecoderLayer
+from looseleaf.models.lora import LoraAdapter
 from looseleaf.models.rope import RotaryTable
 
-PHASES = ("embed", "norms", "qkv", "rotate, write", "attention", "out", "gate, up", "down", "head")
+PHASES = ("embed", "norms", "qkv", "rotate, write", "attention", "out", "gate, up", "down", "head", "adapters")
 
+
+_ADAPTED = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+"""The projections that each of a layer's products joins."""
 
 _NOTHING: Mapping[str, PackedLinear] = MappingProxyType({})
 
@@ -40,6 +49,7 @@ class NativeCausalLM:
         self.dtype = dtype
         self._quantization = quantization
         self._nbytes = 0
+        self.adapters: dict[str, int] = {}
         self._rotary = RotaryTable(
             config.head_dim, config.max_position_embeddings, config.rope_theta, config.rope_scaling, torch.float32
         )
@@ -126,6 +136,27 @@ class NativeCausalLM:
         )
         self._nbytes += packed.nbytes
 
+    def add_adapter(self, name: str, adapter: LoraAdapter) -> None:
+        """See `Decoder.add_adapter`; it copies the weights."""
+        number: int = self._call("add_adapter")
+        for index, layer in enumerate(adapter.layers):
+            for product, projections in _ADAPTED.items():
+                given = [(part, layer[each]) for part, each in enumerate(projections) if each in layer]
+                if not given:
+                    continue
+                a = _pack_losslessly(torch.cat([matrices.a.float() for _, matrices in given]))
+                self._call("set_adapter_input", number, index, product, a.type, a.out_features, a.in_features, a.weight)
+                first = 0
+                for part, matrices in given:
+                    b = _pack_losslessly(matrices.b)
+                    rank = b.in_features
+                    place = (number, index, product, part, first, rank, matrices.scaling)
+                    self._call("add_adapter_part", *place, b.type, b.out_features, b.weight)
+                    first += rank
+                    self._nbytes += b.nbytes
+                self._nbytes += a.nbytes
+        self.adapters[name] = number
+
     def forward(
         self,
         token_ids: Tensor,
@@ -133,10 +164,11 @@ class NativeCausalLM:
         kv_cache: KVCache,
         batch: AttentionBatch,
         wanted: Tensor | None = None,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """One step; see `Decoder.forward`. Returns float32 `[R, hidden]`.
 
-        Raises IndexError for a token, position, slot, block or row that does not exist, ValueError for tensors
+        Raises IndexError for a token, position, slot, block, row or adapter that does not exist, ValueError for tensors
         that do not fit together, TypeError for a cache of another kind.
         """
         if not isinstance(kv_cache, CpuKVCache):
@@ -158,6 +190,7 @@ class NativeCausalLM:
             batch.query_starts,
             batch.slots,
             wanted,
+            adapters,
             hidden,
         )
         return hidden
@@ -196,6 +229,10 @@ class NativeCausalLM:
         kept = weight.float().clone()
         self._call("set_norm", index, name, kept)
         self._nbytes += kept.nbytes
+
+
+def _pack_losslessly(weight: Tensor) -> PackedLinear:
+    return pack(weight, "bfloat16" if fits_bfloat16(weight) else "float32")
 
 
 def fits_bfloat16(weight: Tensor) -> bool:
