@@ -105,7 +105,7 @@ class TimedModel:
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.config, self.dtype, self.nbytes = model, model.config, model.dtype, model.nbytes
-        self.adapters, self.add_adapter = model.adapters, model.add_adapter
+        self.adapters, self.max_lora_rank, self.add_adapter = model.adapters, model.max_lora_rank, model.add_adapter
         self.milliseconds = 0.0
 
     def forward(self, *arguments: Any) -> torch.Tensor:

@@ -37,6 +37,7 @@ def test_every_setting_reaches_the_engine() -> None:
     engine = EngineOptions(
         dtype="bfloat16",
         quantization="int8",
+        lora=["sql=./sql", "legal=/a=b"],
         kv_cache_dtype="int8",
         kv_cache_memory="1GiB",
         lock_memory=True,

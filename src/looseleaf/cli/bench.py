@@ -22,7 +22,8 @@ from looseleaf.cli.options import MEMORY, EngineOptions, OutputOptions
 if TYPE_CHECKING:
     from looseleaf.engine.config import EngineConfig
     from looseleaf.engine.engine import Engine
-    from looseleaf.engine.workload import WorkloadRequest, WorkloadRun
+    from looseleaf.engine.generation_request import GenerationRequest
+    from looseleaf.engine.workload import WorkloadRun
 
 Runs = dict[str, "list[WorkloadRun]"]
 """The runs of one test by setting: the allocator's name, the KV dtype's, or both."""
@@ -59,6 +60,9 @@ def bench(
             rich_help_panel=MEMORY,
         ),
     ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(metavar="NAME", help="One of --lora, for requests that the file gives none.")
+    ] = None,
 ) -> None:
     r"""Measure throughput and use of memory on a workload file.
 
@@ -69,16 +73,19 @@ def bench(
     All requests of a draw arrive at once; each gets exactly its number of tokens. Settings take turns draw by
     draw, so that a machine that slows down slows all of them.
 
-    The file: {"T3": [DRAW, …], "warmup": [REQUEST, …]}. A REQUEST is {"prompt": \[token ids], "n_out": 16} with "n"
-    and "temperature" if wanted; a DRAW is a request, a list of them, or {"prefix": \[ids], "suffixes": [\[ids], …],
-    "n_out": 32}.
+    The file: {"T3": [DRAW, …], "warmup": [REQUEST, …]}. A REQUEST is {"prompt": \[token ids], "n_out": 16} with "n",
+    "temperature" and "adapter" if wanted; a DRAW is a request, a list of them, or {"prefix": \[ids], "suffixes":
+    [\[ids], …], "n_out": 32}.
     """
     from looseleaf.engine.llm import load_engine, progress_bar
     from looseleaf.engine.workload_file import load_workload
 
     configs = _configs(engine, allocator or [engine.allocator], kv_cache_dtype or [engine.kv_cache_dtype])
     work = load_workload(workload)
-    tests = {name: [draw[:max_requests] for draw in work.draws(name)[:runs]] for name in test or work.tests}
+    tests = {
+        name: [_adapted(draw[:max_requests], adapter) for draw in work.draws(name)[:runs]]
+        for name in test or work.tests
+    }
     engine.use_threads()
     engines = dict(
         zip(configs, _siblings(load_engine(engine.model, next(iter(configs.values()))), configs.values()), strict=True)
@@ -90,7 +97,7 @@ def bench(
         for each in engines.values():
             _check(each, tests)
         for each in engines.values():
-            _warm_up(each, work.warmup)
+            _warm_up(each, _adapted(work.warmup, adapter))
         for name, draws in tests.items():
             results[name] = run_test(engines, draws, advance)
     if output.json:
@@ -131,28 +138,33 @@ def _siblings(first: Engine, configs: Iterable[EngineConfig]) -> Iterator[Engine
             config = replace(config, kv_cache_memory=first.pool.nbytes)
             free = psutil.virtual_memory().available
             pool = size_pool(first.model.config, config, available=free)
-            check_footprint(first.model.config, config, pool, free)
+            check_footprint(first.model.config, config, pool, free, first.model.max_lora_rank)
             note(str(pool))
             by_dtype[pool.kv_dtype] = Engine(first.model, first.tokenizer, config, pool)
             yield by_dtype[pool.kv_dtype]
 
 
-def _check(engine: Engine, tests: dict[str, list[list[WorkloadRequest]]]) -> None:
+def _check(engine: Engine, tests: dict[str, list[list[GenerationRequest]]]) -> None:
     """Refuse what can never run before anything is measured."""
     for name, draws in tests.items():
         for draw, requests in enumerate(draws):
             engine.read_requests(requests, f"{name}[{draw}]")
 
 
-def _warm_up(engine: Engine, requests: Sequence[WorkloadRequest]) -> None:
+def _warm_up(engine: Engine, requests: Sequence[GenerationRequest]) -> None:
     from looseleaf.engine.workload import run_workload
 
     if requests:
-        run_workload(engine, [(prompt, replace(params, max_tokens=WARMUP_TOKENS)) for prompt, params in requests])
+        run_workload(engine, [r._replace(params=replace(r.params, max_tokens=WARMUP_TOKENS)) for r in requests])
+
+
+def _adapted(requests: Sequence[GenerationRequest], adapter: str | None) -> list[GenerationRequest]:
+    """The requests, with `adapter` where they have none."""
+    return [each._replace(adapter=each.adapter or adapter) for each in requests]
 
 
 def run_test(
-    engines: dict[str, Engine], draws: Sequence[Sequence[WorkloadRequest]], advance: Callable[[], None]
+    engines: dict[str, Engine], draws: Sequence[Sequence[GenerationRequest]], advance: Callable[[], None]
 ) -> Runs:
     """Each draw under each allocator, in turns."""
     from looseleaf.engine.workload import run_workload

@@ -31,6 +31,7 @@ def chat(
     engine: EngineOptions,
     output: OutputOptions,  # noqa: ARG001  (--quiet and --debug are seen to before)
     system: Annotated[str | None, typer.Option(help="System message that begins the conversation.")] = None,
+    adapter: Annotated[str | None, typer.Option(metavar="NAME", help="Answer with this one of --lora.")] = None,
 ) -> None:
     """Talk with a model, which remembers the conversation as far as its context reaches.
 
@@ -47,7 +48,7 @@ def chat(
 
     loaded = load_engine(engine.model, config)
     loaded.tokenizer.chat_templates.choose(with_tools=False)  # raises at once if the model has none
-    conversation = Conversation(loaded, params, system)
+    conversation = Conversation(loaded, params, system, adapter)
     note(COMMANDS)
     for line in typed_lines() if sys.stdin.isatty() else piped_lines():
         if line == "/exit":

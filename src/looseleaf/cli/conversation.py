@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
+from looseleaf.engine.adapters import adapter_number
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.prompts import TokenPrompt
 from looseleaf.engine.sampling_params import SamplingParams
@@ -46,7 +47,10 @@ class AnswerCost:
 class Conversation:
     """`ask` adds a question, streams the answer and remembers both."""
 
-    def __init__(self, engine: Engine, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, engine: Engine, params: SamplingParams, system: str | None, adapter: str | None = None) -> None:
+        """Raises `UnknownAdapter`."""
+        adapter_number(engine.model.adapters, adapter)
+        self._adapter = adapter
         self._engine = engine
         self._params = params
         room = min(ROOM_FOR_AN_ANSWER, engine.scheduler.largest_request // 2)
@@ -97,7 +101,7 @@ class Conversation:
         engine, cost = self._engine, self.cost
         pieces: list[str] = []
         started = time.perf_counter()
-        request_id = engine.add_request(prompt, self._params)
+        request_id = engine.add_request(prompt, self._params, adapter=self._adapter)
         engine.on_plan = self._count_blocks
         try:
             while engine.has_unfinished():

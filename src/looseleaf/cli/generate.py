@@ -62,6 +62,9 @@ def generate(
         str | None,
         typer.Option(help="System message for prompts that are asked.", rich_help_panel=PROMPT),
     ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Answer with this one of --lora.", rich_help_panel=PROMPT)
+    ] = None,
 ) -> None:
     """Answer prompts, all at once.
 
@@ -80,6 +83,7 @@ def generate(
     prompts = gather_prompts(prompt or (), file)
     engine.use_threads()
 
+    from looseleaf.engine.generation_request import GenerationRequest
     from looseleaf.engine.llm import load_engine, progress_bar
     from looseleaf.engine.workload import run_workload
 
@@ -99,7 +103,8 @@ def generate(
             advance()
             printer.add(index, result)
 
-        run = run_workload(loaded, [(each, params) for each in asked], on_finished=on_finished)
+        requests = [GenerationRequest(each, params, adapter) for each in asked]
+        run = run_workload(loaded, requests, on_finished=on_finished)
     for line in summary(run):
         note(line)
     exit_if_any_failed([run])

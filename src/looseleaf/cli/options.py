@@ -73,6 +73,14 @@ class EngineOptions:
             rich_help_panel=MODEL,
         ),
     ] = "none"
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="A LoRA adapter that requests can ask for by NAME: the folder that peft saved. May be repeated.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
     threads: Annotated[
         int | None,
         typer.Option(
@@ -163,10 +171,12 @@ class EngineOptions:
 
     def config(self) -> EngineConfig:
         """Raises `ConfigurationError` for what makes no sense."""
+        from looseleaf.engine.adapters import parse_lora
         from looseleaf.engine.config import EngineConfig
 
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         del settings["model"], settings["threads"]
+        settings["lora"] = parse_lora(self.lora or ())
         settings["seed"] = settings.pop("engine_seed")
         return EngineConfig.parse(settings)
 

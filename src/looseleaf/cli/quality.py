@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TEXT, BASELINE = "Text", "Baseline"
 SETTINGS = ("dtype", "quantization", "kv_cache_dtype")
 _FIXED_BY_THE_READING = ("kv_cache_memory", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
-_WITHOUT_MEANING = ("allocator", "watermark", "max_bypass", "engine_seed")
+_WITHOUT_MEANING = ("lora", "allocator", "watermark", "max_bypass", "engine_seed")
 
 
 def register(app: typer.Typer) -> None:

@@ -26,6 +26,8 @@ class ModelBatch:
     attention: AttentionBatch
     query_starts: NDArray[np.int32]
     """First query row of each scheduled sequence, `[num_seqs + 1]`."""
+    adapters: Tensor | None
+    """The adapter of each token, int64 `[num_tokens]`, -1 for none; None: nobody has one."""
 
 
 def build_batch(plan: StepPlan, seats: Seats, memory: KVMemory) -> ModelBatch:
@@ -41,6 +43,7 @@ def build_batch(plan: StepPlan, seats: Seats, memory: KVMemory) -> ModelBatch:
     block_size = memory.block_size
     tables = memory.block_tables
     slots = tables[rows[owner], positions // block_size].astype(np.int64) * block_size + positions % block_size
+    adapters = seats.adapters_of(sitting)
     width = -(-int(context_lens.max()) // block_size)
     return ModelBatch(
         token_ids=torch.from_numpy(seats.tokens[sitting[owner], positions].astype(np.int64)),
@@ -53,4 +56,5 @@ def build_batch(plan: StepPlan, seats: Seats, memory: KVMemory) -> ModelBatch:
             num_decodes=plan.num_decodes,
         ),
         query_starts=starts,
+        adapters=None if adapters is None else torch.from_numpy(adapters[owner]),
     )

@@ -6,12 +6,14 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from looseleaf.engine.adapters import check_lora
 from looseleaf.engine.sampling_params import is_integer
 from looseleaf.errors import ConfigurationError
 from looseleaf.kernels import native
@@ -34,6 +36,8 @@ class EngineConfig:
     quantization: str = "none"
     """Weights: "none" keeps them as they are published, "int8" rounds the matrices to 8 bits when they are loaded,
     "gguf" keeps the 4- and 8-bit blocks of a GGUF file as they are instead of widening them."""
+    lora: Mapping[str, str | Path] = field(default_factory=dict)
+    """LoRA adapters that requests can ask for: by name, the folder that peft saved."""
     kv_cache_dtype: str = "auto"
     """"float32", "bfloat16", "int8", or "auto": that of the model. "int8" holds about twice the tokens of bfloat16."""
     kv_cache_memory: float | str = "10%"
@@ -84,6 +88,7 @@ class EngineConfig:
             raise ConfigurationError(
                 f"max_model_len is {self.max_model_len} but must be at least 2: a prompt token and an answer token."
             )
+        check_lora(self.lora)
         check_allocator(self.allocator)
         parse_memory(self.kv_cache_memory, available=sys.maxsize)
         self.scheduler_config(self.max_model_len or 2)  # its own checks, before a model is loaded in vain

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from looseleaf.engine.adapters import adapter_number
 from looseleaf.engine.batch import ModelBatch, build_batch
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.footprint import PROMPT_LOGPROB_ROWS
+from looseleaf.engine.generation_request import GenerationRequest, ReadRequest
 from looseleaf.engine.kv_pool import PoolSize
 from looseleaf.engine.logprobs import prompt_logprobs
 from looseleaf.engine.outputs import RequestMetrics
@@ -129,21 +131,24 @@ class Engine:
         """Tokenise and check a prompt. Raises `InvalidPrompt` or a chat template's typed error."""
         return read_prompt(prompt, self.tokenizer, self.vocab_size)
 
-    def check(self, request_id: str, prompt: TokenPrompt, params: SamplingParams) -> None:
+    def check(self, request_id: str, prompt: TokenPrompt, params: SamplingParams, adapter: str | None = None) -> None:
         """Raise what `add_request` would raise for this request, without adding it."""
         params.validate_for(self.vocab_size)
+        adapter_number(self.model.adapters, adapter)
         request = self._request(request_id, prompt, params)
         check_request(request, self.scheduler.config, self.scheduler.largest_request)
 
     def read_requests(
-        self, requests: Iterable[tuple[Prompt | TokenPrompt, SamplingParams]], name: str = "prompts"
-    ) -> list[tuple[TokenPrompt, SamplingParams]]:
+        self,
+        requests: Iterable[GenerationRequest | tuple[Prompt | TokenPrompt, SamplingParams]],
+        name: str = "prompts",
+    ) -> list[ReadRequest]:
         """Tokenise and check requests before one is added; raises what `add_request` would, naming `name[index]`."""
         read = []
-        for index, (prompt, params) in enumerate(requests):
+        for index, (prompt, params, adapter) in enumerate(GenerationRequest(*each) for each in requests):
             tokens = prompt if isinstance(prompt, TokenPrompt) else self.read_prompt(prompt)
-            self.check(f"{name}[{index}]", tokens, params)
-            read.append((tokens, params))
+            self.check(f"{name}[{index}]", tokens, params, adapter)
+            read.append(ReadRequest(tokens, params, adapter))
         return read
 
     def add_request(
@@ -151,23 +156,28 @@ class Engine:
         prompt: Prompt | TokenPrompt,
         params: SamplingParams | Mapping[str, Any] | None = None,
         *,
+        adapter: str | None = None,
         request_id: str | None = None,
         cache_salt: str = "",
     ) -> str:
         """Queue a request and return its id. Whatever is wrong with it is raised here, before anything changes.
 
-        `cache_salt`: requests of different salts never share cached blocks; for callers that serve several parties.
+        `adapter`: the name of one of `EngineConfig.lora`. `cache_salt`: requests of different salts, or adapters, never
+        share cached blocks; for callers that serve several parties.
 
-        Raises `InvalidPrompt`, `InvalidParameter`, `RequestTooLarge` (with the largest length that would fit), or
-        `InvalidRequest` for an id in use.
+        Raises `InvalidPrompt`, `InvalidParameter`, `UnknownAdapter`, `RequestTooLarge` (with the largest length that
+        would fit), or `InvalidRequest` for an id in use.
         """
         params = as_params(params)
         prompt = prompt if isinstance(prompt, TokenPrompt) else self.read_prompt(prompt)
         params.validate_for(self.vocab_size)
+        adapter_number(self.model.adapters, adapter)
         request_id = self._free_id() if request_id is None else request_id
-        request = self._request(request_id, prompt, params, self._prefix_caching.scope(cache_salt, None))
+        request = self._request(request_id, prompt, params, self._prefix_caching.scope(cache_salt, adapter))
         seed = derived_seed(self.config.seed, self._num_added) if params.seed is None else params.seed
-        running = RunningRequest(request, prompt, params, seed, RequestMetrics(request.arrival), self._decode_token)
+        running = RunningRequest(
+            request, prompt, params, seed, RequestMetrics(request.arrival), self._decode_token, adapter
+        )
         for sequence in request.sequences:
             stop = StopChecker(
                 params,
@@ -212,14 +222,22 @@ class Engine:
         """Whether a request of this id is queued or running."""
         return request_id in self._requests
 
-    def pin_prefix(self, prompt: Prompt | TokenPrompt, *, cache_salt: str = "", ttl_seconds: float = math.inf) -> Pin:
+    def pin_prefix(
+        self,
+        prompt: Prompt | TokenPrompt,
+        *,
+        adapter: str | None = None,
+        cache_salt: str = "",
+        ttl_seconds: float = math.inf,
+    ) -> Pin:
         """Keep what is cached of a prompt's full blocks from eviction, for `ttl_seconds` or until `unpin_prefix`.
 
         Pins give way, oldest first, when a request would otherwise have to wait. Raises `PinTooLarge` beyond
-        `max_pinned_share` of the pool, `ConfigurationError` without a prefix cache.
+        `max_pinned_share` of the pool, `UnknownAdapter`, and `ConfigurationError` without a prefix cache.
         """
         prompt = prompt if isinstance(prompt, TokenPrompt) else self.read_prompt(prompt)
-        scope = self._prefix_caching.scope(cache_salt, None)
+        adapter_number(self.model.adapters, adapter)
+        scope = self._prefix_caching.scope(cache_salt, adapter)
         return self._prefix_caching.pin(prompt.token_ids, scope, self._clock() + ttl_seconds)
 
     def unpin_prefix(self, pin_id: int) -> None:
@@ -295,6 +313,7 @@ class Engine:
             self.kv_cache,
             batch.attention,
             torch.from_numpy(wanted) if len(wanted) < len(batch.token_ids) else None,
+            batch.adapters,
         )
         for each in prompt_rows:
             self._record_prompt_logprobs(each, hidden, int(np.searchsorted(wanted, each.rows[0])))
@@ -415,7 +434,7 @@ class Engine:
         for each in (sequence, *sequence.request.pending_forks):
             entry = self._samples[each]
             running = entry.request
-            entry.seat = self._seats.take(entry.known_tokens)
+            entry.seat = self._seats.take(entry.known_tokens, adapter_number(self.model.adapters, running.adapter))
             self._sampling.add(
                 entry.seat,
                 running.params,

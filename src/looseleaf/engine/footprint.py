@@ -18,16 +18,20 @@ ALLOCATOR_FACTOR = 2
 """What the C library keeps of freed tensors, and the buffers of torch's own products, on top of the tensors that are
 alive: measured at up to 1.34 times the sum below (benchmarks/bench_footprint.py)."""
 
-NATIVE_MLP_ROWS, NATIVE_LINEAR_ROWS, NATIVE_QUERY_ROWS = 512, 512, 48
-"""Rows that the native step works on at once: csrc/step/decoder.cpp, linear/linear.cpp, attention/work_items.cpp."""
+NATIVE_MLP_ROWS, NATIVE_LINEAR_ROWS, NATIVE_QUERY_ROWS, NATIVE_LORA_ROWS = 512, 512, 48, 32
+"""Rows that the native step works on at once: csrc/step/decoder.cpp, linear/linear.cpp, attention/work_items.cpp,
+step/adapters.cpp."""
 
 PROMPT_LOGPROB_ROWS = 32
 """Prompt positions whose logits are held at once; those of a whole prompt would be the largest tensor of all."""
 
 
-def check_footprint(model: ModelConfig, config: EngineConfig, pool: PoolSize, free: int) -> None:
-    """Raise `ConfigurationError` if the pool and the largest step do not fit into `free` bytes together."""
-    workspace = workspace_bound(model, config, pool.max_model_len)
+def check_footprint(model: ModelConfig, config: EngineConfig, pool: PoolSize, free: int, lora_rank: int = 0) -> None:
+    """Raise `ConfigurationError` if the pool and the largest step do not fit into `free` bytes together.
+
+    `lora_rank`: the largest of an adapter; 0: there is none.
+    """
+    workspace = workspace_bound(model, config, pool.max_model_len, lora_rank)
     if pool.nbytes + workspace > free:
         raise ConfigurationError(
             f"The KV cache takes {format_bytes(pool.nbytes)} and one step up to {format_bytes(workspace)}, but only "
@@ -36,7 +40,7 @@ def check_footprint(model: ModelConfig, config: EngineConfig, pool: PoolSize, fr
         )
 
 
-def workspace_bound(model: ModelConfig, config: EngineConfig, max_model_len: int) -> int:
+def workspace_bound(model: ModelConfig, config: EngineConfig, max_model_len: int, lora_rank: int = 0) -> int:
     """Bytes that one step can take at once, at its worst, beyond weights and pool."""
     # Logits, and beside them a slice of rows in the sampler: a copy, its softmax, and running sums in float64.
     rows = max(config.max_num_seqs, PROMPT_LOGPROB_ROWS)
@@ -45,10 +49,14 @@ def workspace_bound(model: ModelConfig, config: EngineConfig, max_model_len: int
     # Token ids by seat, block tables and rotary angles (while they grow).
     tables = 2 * config.max_num_seqs * max_model_len * 4 + 4 * max_model_len * model.head_dim * FLOAT32
     if native.is_chosen():
-        return ALLOCATOR_FACTOR * (tables + sampling) + _native_bound(model, config, max_model_len)
+        native_step = _native_bound(model, config, max_model_len) + _native_lora_bound(model, config, lora_rank)
+        return ALLOCATOR_FACTOR * (tables + sampling) + native_step
     # In a 16-bit model the logits exist in 16 bits first.
     sampling += rows * model.vocab_size * FLOAT32
-    return ALLOCATOR_FACTOR * (tables + _reference_bound(model, config, max_model_len, sampling))
+    # What the rows of one adapter read, in float32, and what is added to them.
+    widest = 2 * max(model.hidden_size, model.num_heads * model.head_dim, model.intermediate_size) + lora_rank
+    lora = 2 * config.max_num_batched_tokens * widest * FLOAT32 if lora_rank else 0
+    return ALLOCATOR_FACTOR * (tables + lora + _reference_bound(model, config, max_model_len, sampling))
 
 
 def _native_bound(model: ModelConfig, config: EngineConfig, max_model_len: int) -> int:
@@ -74,6 +82,18 @@ def _native_bound(model: ModelConfig, config: EngineConfig, max_model_len: int) 
     wanted = tokens * (-(-max_model_len // config.block_size) + 2)
     floats = activations + inner + results + prepared + threads * by_thread + partial + wanted
     return floats * FLOAT32
+
+
+def _native_lora_bound(model: ModelConfig, config: EngineConfig, rank: int) -> int:
+    """Gate and up side by side, and by thread some rows with what adapters make of them; see csrc/step/adapters.cpp."""
+    if rank == 0:
+        return 0
+    queries, inner = model.num_heads * model.head_dim, model.intermediate_size
+    rows = min(config.max_num_batched_tokens, NATIVE_MLP_ROWS)
+    a_row = 2 * max(model.hidden_size, queries, inner) + 3 * rank
+    by_thread = min(rows, NATIVE_LORA_ROWS) * a_row + 16
+    floats = rows * 2 * (inner + 16) + torch.get_num_threads() * by_thread
+    return floats * FLOAT32 + 3 * config.max_num_batched_tokens * 8
 
 
 def _reference_bound(model: ModelConfig, config: EngineConfig, max_model_len: int, sampling: int) -> int:

@@ -14,12 +14,14 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from looseleaf.engine.adapters import load_adapters
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.footprint import check_footprint
+from looseleaf.engine.generation_request import GenerationRequest, ReadRequest
 from looseleaf.engine.kv_pool import size_pool
 from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.prompts import Prompt, TokenPrompt, split_prompts
+from looseleaf.engine.prompts import Prompt, split_prompts
 from looseleaf.engine.running_request import SampleDelta
 from looseleaf.engine.sampling_params import SamplingParams, as_params
 from looseleaf.errors import InvalidRequest
@@ -28,7 +30,7 @@ from looseleaf.kernels.cpu import CpuKVCache
 from looseleaf.kernels.pool_memory import inspect_memory
 from looseleaf.kernels.system_memory import available_memory
 from looseleaf.kernels.threads import warn_if_oversubscribed
-from looseleaf.models.loader import load_decoder_and_tokenizer
+from looseleaf.models.loader import load_config, load_decoder_and_tokenizer
 from looseleaf.models.model_files import files_revision
 from looseleaf.models.store import DEFAULT_MODEL, resolve_model
 from looseleaf.models.tokenizer import Tokenizer
@@ -45,16 +47,21 @@ def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None =
     path = resolve_model(str(model)).path
     started = time.perf_counter()
     dtype = config.torch_dtype
+    adapters = load_adapters(config.lora, load_config(path)) if config.lora else {}  # what is wrong is said sooner
     weights, tokenizer = load_decoder_and_tokenizer(path, dtype, config.quantization)
+    for name in list(adapters):
+        weights.add_adapter(name, adapters.pop(name))
     native.is_available()  # says so, once, if the extension is missing
     warn_if_oversubscribed()
     free = available_memory()
     pool = size_pool(weights.config, config, available=free)
-    check_footprint(weights.config, config, pool, free)
+    check_footprint(weights.config, config, pool, free, weights.max_lora_rank)
     engine = Engine(weights, tokenizer, config, pool, model_revision=files_revision(path))
     logger.info(
         "Loaded %s (%s) in %.1f s.", path.name, str(dtype).removeprefix("torch."), time.perf_counter() - started
     )
+    if weights.adapters:
+        logger.info("LoRA adapters: %s.", ", ".join(weights.adapters))
     logger.info("%s", pool)
     logger.info("%s", prefix_cache_summary(engine))
     if isinstance(engine.kv_cache, CpuKVCache):
@@ -99,21 +106,22 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: Params | Sequence[Params] = None,
         *,
+        adapter: str | Sequence[str | None] | None = None,
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Run prompts (text, token ids or chat messages; one or many) to their end, in the order given.
 
-        `params`: one for all, or one per prompt. Every prompt is checked before the first runs, so a typed error
-        (`InvalidPrompt`, `RequestTooLarge`, …) means that nothing was computed. `progress` draws a bar on stderr.
+        `params`, `adapter`: one for all, or one per prompt. Every prompt is checked before the first runs, so a typed
+        error (`InvalidPrompt`, `RequestTooLarge`, …) means that nothing was computed. `progress` draws a bar on stderr.
         """
-        requests = self.engine.read_requests(self._pair(prompts, params))
+        requests = self.engine.read_requests(self._pair(prompts, params, adapter))
         results: list[RequestOutput] = []
         with self._running(requests) as request_ids, progress_bar("Generating", len(requests), shown=progress) as bar:
             for request_id in request_ids:
                 results += (output for delta in self._follow(request_id, bar) if (output := delta.request_output))
         return results
 
-    def stream(self, prompt: Prompt, params: Params = None) -> Iterator[SampleDelta]:
+    def stream(self, prompt: Prompt, params: Params = None, *, adapter: str | None = None) -> Iterator[SampleDelta]:
         """Run one prompt and yield what each step adds. Closing the iterator aborts the request.
 
         Raises `InvalidRequest` for `best_of` above `n`: which samples win is not known before the end.
@@ -123,15 +131,20 @@ class LLM:
             raise InvalidRequest(
                 f"best_of={params.best_of} with n={params.n} cannot be streamed.", hint="Set best_of to n or leave it."
             )
-        return self._stream(self.engine.read_prompt(prompt), params)
+        return self._stream(ReadRequest(self.engine.read_prompt(prompt), params, adapter))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], params: Params = None) -> RequestOutput:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: Params = None, *, adapter: str | None = None
+    ) -> RequestOutput:
         """Answer one conversation (`[{"role": …, "content": …}, …]`) through the model's chat template."""
-        return self.generate([messages], params)[0]
+        return self.generate([messages], params, adapter=adapter)[0]
 
     def _pair(
-        self, prompts: Prompt | Sequence[Prompt], params: Params | Sequence[Params]
-    ) -> list[tuple[Prompt | TokenPrompt, SamplingParams]]:
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params | Sequence[Params],
+        adapter: str | Sequence[str | None] | None,
+    ) -> list[GenerationRequest]:
         listed = split_prompts(prompts)
         if params is None or isinstance(params, SamplingParams | Mapping):
             chosen = [as_params(params)] * len(listed)
@@ -142,19 +155,25 @@ class LLM:
                     f"There are {len(listed)} prompts but {len(chosen)} sampling parameters.",
                     hint="Pass one SamplingParams for all, or one per prompt.",
                 )
-        return list(zip(listed, chosen, strict=True))
+        adapters = [adapter] * len(listed) if adapter is None or isinstance(adapter, str) else list(adapter)
+        if len(adapters) != len(listed):
+            raise InvalidRequest(
+                f"There are {len(listed)} prompts but {len(adapters)} adapters.",
+                hint="Pass one adapter's name for all, or one (or None) per prompt.",
+            )
+        return [GenerationRequest(*each) for each in zip(listed, chosen, adapters, strict=True)]
 
-    def _stream(self, prompt: TokenPrompt, params: SamplingParams) -> Iterator[SampleDelta]:
-        with self._running([(prompt, params)]) as request_ids:
+    def _stream(self, request: ReadRequest) -> Iterator[SampleDelta]:
+        with self._running([request]) as request_ids:
             yield from self._follow(request_ids[0])
 
     @contextmanager
-    def _running(self, requests: list[tuple[TokenPrompt, SamplingParams]]) -> Iterator[list[str]]:
+    def _running(self, requests: list[ReadRequest]) -> Iterator[list[str]]:
         """The requests in the engine, under their ids; what has not ended when the block is left is aborted."""
         request_ids: list[str] = []
         try:
-            for prompt, params in requests:
-                request_ids.append(self.engine.add_request(prompt, params))
+            for prompt, params, adapter in requests:
+                request_ids.append(self.engine.add_request(prompt, params, adapter=adapter))
                 self._inbox[request_ids[-1]] = deque()
             yield request_ids
         finally:

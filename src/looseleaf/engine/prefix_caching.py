@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from looseleaf.engine.adapters import MAX_NAME_LENGTH
 from looseleaf.engine.kv_pool import PoolSize
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.running_request import RunningSample
@@ -20,8 +21,6 @@ from looseleaf.memory.prefix_cache import CacheCounts
 from looseleaf.models.config import ModelConfig
 from looseleaf.models.tokenizer import Tokenizer
 
-MAX_NAME_LENGTH = 256
-"""Characters of a cache salt, and of an adapter's name."""
 _TEXT_BEFORE = 12
 """Tokens shown before the one that differs."""
 

@@ -91,6 +91,7 @@ class RunningRequest:
     seed: int
     metrics: RequestMetrics
     decode_token: Callable[[int], str]
+    adapter: str | None = None
     samples: list[RunningSample] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     """By prompt position, as far as the prompt has been computed."""

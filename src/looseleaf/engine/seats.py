@@ -22,11 +22,14 @@ class Seats:
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
         self.tokens = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         """Prompt and output of each seat's sequence; what lies beyond is stale."""
+        self._adapters = np.full(max_num_seqs, -1, np.int64)
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._seat_of_row = np.zeros(max_num_seqs, np.int64)
 
-    def take(self, token_ids: Sequence[int]) -> int:
+    def take(self, token_ids: Sequence[int], adapter: int) -> int:
+        """`adapter`: the model's number of it, or -1."""
         seat = self._free.pop()
+        self._adapters[seat] = adapter
         self.tokens[seat, : len(token_ids)] = token_ids
         return seat
 
@@ -36,6 +39,11 @@ class Seats:
     def bind(self, seat: int, seq_id: int) -> None:
         """From now on the sequence with this memory id sits here."""
         self._seat_of_row[seq_id & ROW_MASK] = seat
+
+    def adapters_of(self, seats: Indices) -> Indices | None:
+        """The adapter of each seat, or None where nobody has one."""
+        adapters: Indices = self._adapters[seats]
+        return adapters if bool((adapters >= 0).any()) else None
 
     def of(self, seq_ids: SequenceIds) -> Indices:
         seats: Indices = self._seat_of_row[seq_ids & ROW_MASK]

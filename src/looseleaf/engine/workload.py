@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from statistics import median
 
 from looseleaf.engine.engine import Engine
+from looseleaf.engine.generation_request import GenerationRequest
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.prompts import InvalidPrompt, Prompt, TokenPrompt
 from looseleaf.engine.sampling_params import SamplingParams
 from looseleaf.memory.interface import SlotUsage
 from looseleaf.scheduler.interface import StepPlan
 
-WorkloadRequest = tuple[Prompt | TokenPrompt, SamplingParams]
+WorkloadRequest = GenerationRequest | tuple[Prompt | TokenPrompt, SamplingParams]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +147,8 @@ def run_workload(
     engine.on_plan = meter.observe
     started = time.perf_counter()
     try:
-        for index, (prompt, params) in enumerate(read):
-            index_of[engine.add_request(prompt, params)] = index
+        for index, (prompt, params, adapter) in enumerate(read):
+            index_of[engine.add_request(prompt, params, adapter=adapter)] = index
         while len(results) < len(read):
             step_started, measuring = time.perf_counter(), meter.own_seconds
             deltas = engine.step()
@@ -170,7 +171,7 @@ def run_workload(
         seconds=seconds,
         steps=meter.steps,
         preemptions=meter.preemptions,
-        prompt_tokens=sum(len(prompt.token_ids) for prompt, _ in read),
+        prompt_tokens=sum(len(each.prompt.token_ids) for each in read),
         output_tokens=output_tokens,
         pool=meter.result(),
     )

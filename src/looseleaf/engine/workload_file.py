@@ -2,9 +2,9 @@
 
     {"warmup": [REQUEST, …], "T1": [DRAW, DRAW, …], "T3": …, "meta": anything}
 
-A REQUEST is `{"prompt": [token ids], "n_out": 16, "n": 1, "temperature": 0}`, the last two optional: it gets
-exactly `n_out` tokens, as end-of-sequence is ignored. A DRAW is one request, a list of requests that arrive
-together, or `{"prefix": [ids], "suffixes": [[ids], …], "n_out": 32}`: requests with a common beginning.
+A REQUEST is `{"prompt": [token ids], "n_out": 16, "n": 1, "temperature": 0, "adapter": "sql"}`, the last three
+optional: it gets exactly `n_out` tokens, as end-of-sequence is ignored. A DRAW is one request, a list of requests that
+arrive together, or `{"prefix": [ids], "suffixes": [[ids], …], "n_out": 32}`: requests with a common beginning.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from looseleaf.engine.generation_request import GenerationRequest
 from looseleaf.engine.sampling_params import SamplingParams
-from looseleaf.engine.workload import WorkloadRequest
 from looseleaf.errors import InvalidRequest, LooseleafError
 
 _NOT_TESTS = ("meta", "warmup")
@@ -28,11 +28,11 @@ class InvalidWorkload(InvalidRequest, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    warmup: list[WorkloadRequest]
-    tests: dict[str, list[list[WorkloadRequest]]]
+    warmup: list[GenerationRequest]
+    tests: dict[str, list[list[GenerationRequest]]]
     """By name, the draws of each test: requests that arrive together."""
 
-    def draws(self, test: str) -> list[list[WorkloadRequest]]:
+    def draws(self, test: str) -> list[list[GenerationRequest]]:
         """Raises `InvalidWorkload` for a test that the file does not have."""
         if test not in self.tests:
             raise InvalidWorkload(f"The workload has no test {test!r}.", hint=f"It has {', '.join(self.tests)}.")
@@ -60,7 +60,7 @@ def load_workload(path: Path) -> Workload:
     return Workload(_requests(warmup, "warmup") if warmup else [], tests)
 
 
-def _draw(draw: Any, where: str) -> list[WorkloadRequest]:
+def _draw(draw: Any, where: str) -> list[GenerationRequest]:
     if isinstance(draw, list):
         return _requests(draw, where)
     if isinstance(draw, Mapping) and "suffixes" in draw:
@@ -73,18 +73,21 @@ def _draw(draw: Any, where: str) -> list[WorkloadRequest]:
     return [_request(draw, where)]
 
 
-def _requests(requests: Any, where: str) -> list[WorkloadRequest]:
+def _requests(requests: Any, where: str) -> list[GenerationRequest]:
     return [_request(each, f"{where}[{i}]") for i, each in enumerate(_filled_list(requests, where))]
 
 
-def _request(request: Any, where: str) -> WorkloadRequest:
+def _request(request: Any, where: str) -> GenerationRequest:
     if not isinstance(request, Mapping):
         raise InvalidWorkload(f"{where} is a {type(request).__name__}, not a request.", hint=_EXAMPLE)
-    unknown = request.keys() - {"prompt", "n_out", "n", "temperature"}
+    unknown = request.keys() - {"prompt", "n_out", "n", "temperature", "adapter"}
     if unknown or not {"prompt", "n_out"} <= request.keys():
         raise InvalidWorkload(f"{where} has the keys {', '.join(map(str, request)) or 'none'}.", hint=_EXAMPLE)
     if request["n_out"] is None:
         raise InvalidWorkload(f"{where}.n_out is null.", hint=_EXAMPLE)
+    adapter = request.get("adapter")
+    if adapter is not None and not isinstance(adapter, str):
+        raise InvalidWorkload(f"{where}.adapter is {adapter!r:.80}, not a name.", hint=_EXAMPLE)
     try:
         params = SamplingParams(
             max_tokens=request["n_out"],
@@ -94,7 +97,7 @@ def _request(request: Any, where: str) -> WorkloadRequest:
         )
     except LooseleafError as error:
         raise InvalidWorkload(f"{where}: {error.message}", hint=error.hint) from error
-    return _token_ids(request["prompt"], f"{where}.prompt"), params
+    return GenerationRequest(_token_ids(request["prompt"], f"{where}.prompt"), params, adapter)
 
 
 def _token_ids(value: Any, where: str) -> list[int]:
@@ -110,4 +113,4 @@ def _filled_list(value: Any, where: str) -> list[Any]:
     return value
 
 
-_EXAMPLE = 'A request is {"prompt": [token ids], "n_out": 16}, with "n" and "temperature" if wanted.'
+_EXAMPLE = 'A request is {"prompt": [token ids], "n_out": 16}, with "n", "temperature" and "adapter" if wanted.'

@@ -56,6 +56,7 @@ class CausalLM:
         self.config = config
         self.dtype = dtype
         self.adapters: dict[str, int] = {}
+        self.max_lora_rank = 0
         self._adapters: list[LoraAdapter] = []
         self.embedding = empty(config.vocab_size, config.hidden_size)
         self.layers = [empty_layer(config, layer, dtype, device) for layer in range(config.num_layers)]
@@ -68,7 +69,10 @@ class CausalLM:
 
     def add_adapter(self, name: str, adapter: LoraAdapter) -> None:
         """See `Decoder.add_adapter`."""
+        if name in self.adapters:
+            raise ValueError(f"there is an adapter {name!r} already")
         self.adapters[name] = len(self._adapters)
+        self.max_lora_rank = max(self.max_lora_rank, adapter.max_rank)
         self._adapters.append(adapter)
 
     def forward(

@@ -30,8 +30,16 @@ class Decoder(Protocol):
         """The adapters that rows can ask for: their numbers by name."""
         ...
 
+    @property
+    def max_lora_rank(self) -> int:
+        """The largest of all adapters; 0 without."""
+        ...
+
     def add_adapter(self, name: str, adapter: LoraAdapter) -> None:
-        """Take in an adapter that was loaded for `self.config`; not during a step."""
+        """Take in an adapter that was loaded for `self.config`; not during a step.
+
+        Raises ValueError for a name that is taken: cached keys and values are known by it.
+        """
         ...
 
     def forward(

@@ -50,6 +50,7 @@ class NativeCausalLM:
         self._quantization = quantization
         self._nbytes = 0
         self.adapters: dict[str, int] = {}
+        self.max_lora_rank = 0
         self._rotary = RotaryTable(
             config.head_dim, config.max_position_embeddings, config.rope_theta, config.rope_scaling, torch.float32
         )
@@ -138,6 +139,8 @@ class NativeCausalLM:
 
     def add_adapter(self, name: str, adapter: LoraAdapter) -> None:
         """See `Decoder.add_adapter`; it copies the weights."""
+        if name in self.adapters:
+            raise ValueError(f"there is an adapter {name!r} already")
         number: int = self._call("add_adapter")
         for index, layer in enumerate(adapter.layers):
             for product, projections in _ADAPTED.items():
@@ -156,6 +159,7 @@ class NativeCausalLM:
                     self._nbytes += b.nbytes
                 self._nbytes += a.nbytes
         self.adapters[name] = number
+        self.max_lora_rank = max(self.max_lora_rank, adapter.max_rank)
 
     def forward(
         self,
