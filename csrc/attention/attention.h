@@ -6,6 +6,10 @@
 
 namespace looseleaf {
 
+// Whether sequences that share blocks have them read once for all: when it pays, whenever it can be, or never. The
+// results are the same bits.
+enum class Cascade { automatic, on, off };
+
 // One step's sequences, as `AttentionBatch` in Python: query row j of sequence i (of q rows) is at position
 // context_lens[i] - q + j and sees all positions up to its own.
 struct BatchView {
@@ -14,6 +18,7 @@ struct BatchView {
   int64_t table_stride;
   const int32_t* context_lens;  // [num_seqs]
   const int32_t* query_starts;  // [num_seqs + 1]
+  Cascade cascade = Cascade::automatic;
 };
 
 struct AttentionOptions {
@@ -27,10 +32,14 @@ struct AttentionOptions {
 void write_kv(const PagedKV& cache, int64_t layer, const float* key, int64_t key_stride, const float* value,
               int64_t value_stride, const int64_t* slots, int64_t first, int64_t last);
 
+// How a step is cut into work: for all layers whose sliding_window is the same, while the number of threads is.
+struct WorkList;
+WorkList cut_work(const KVLayout& layout, int64_t num_heads, const BatchView& batch, int64_t sliding_window);
+
 // query: row r's heads at query + r · query_stride, [num_heads][head_dim]; out likewise. lse, if not null:
 // [rows][num_heads], the log of each row's sum of exp(score). num_heads is a multiple of the cache's num_kv_heads.
 void paged_attention(const PagedKV& cache, int64_t layer, const float* query, int64_t query_stride, float* out,
-                     int64_t out_stride, int64_t num_heads, const BatchView& batch, const AttentionOptions& options,
-                     float* lse);
+                     int64_t out_stride, int64_t num_heads, const BatchView& batch, const WorkList& work,
+                     const AttentionOptions& options, float* lse);
 
 }  // namespace looseleaf

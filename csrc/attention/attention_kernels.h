@@ -20,14 +20,17 @@ struct PartialSums {
 PartialSums partial_sums(float* base, int64_t rows);
 int64_t partial_floats(int64_t row_stride, int64_t rows);
 
-// The query rows of consecutive positions and one group of query heads, which share a KV head.
+// The query rows of some positions and one group of query heads, which share a KV head.
 struct AttentionTask {
   KVLayout layout;
   const char* blocks;     // the layer's blocks, moved on to the KV head: block b's head lies at blocks + b · block_bytes
   const int32_t* table;
   const float* query;     // position i's rows at query + i · query_stride, [group][head_dim]
   int64_t query_stride;
-  int64_t group, num_positions, first_position;
+  const int32_t* query_rows;  // if not null, position i's rows are at query + query_rows[i] · query_stride instead
+  int64_t group, num_positions;
+  int64_t first_position;  // row i's position in the sequence is first_position + i / group
+  int64_t end;             // the table's tokens: nothing at this position or beyond is looked at
   AttentionOptions options;
 };
 
@@ -44,7 +47,7 @@ struct AttentionKernels {
   // Partitions [first, last) of the task, into `result`: one PartialSums, or, if `each`, one per partition.
   void (*attend)(const AttentionTask& task, int64_t first, int64_t last, float* result, bool each, char* scratch);
   // Join the partition that comes next to those before it. A fresh `running` has highest −∞ and zeros.
-  void (*merge)(int64_t rows, int64_t row_stride, float* running, const float* next);
+  void (*merge)(int64_t rows, int64_t row_stride, PartialSums running, PartialSums next);
   // Position i's rows to out + i · out_stride, [group][head_dim]; lse, if not null, to lse + i · lse_stride, [group].
   void (*finish)(const AttentionTask& task, int64_t row_stride, float* running, float* out, int64_t out_stride,
                  float* lse, int64_t lse_stride);

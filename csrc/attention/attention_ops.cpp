@@ -6,11 +6,23 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "../parallel.h"
 #include "attention.h"
+#include "attention_checks.h"
+#include "shared_runs.h"
+#include "work_items.h"
 
 namespace looseleaf {
+
+Cascade checked_cascade(const std::string& name) {
+  if (name == "auto") return Cascade::automatic;
+  if (name == "on") return Cascade::on;
+  STD_TORCH_CHECK(name == "off", "cascade must be auto, on or off, not ", name);
+  return Cascade::off;
+}
+
 namespace {
 
 using torch::headeronly::ScalarType;
@@ -91,7 +103,7 @@ void kv_write(Tensor storage, int64_t layer, Tensor key, Tensor value, Tensor sl
 }
 
 BatchView checked_batch(const KVLayout& layout, const Tensor& tables, const Tensor& lens, const Tensor& starts,
-                        int64_t num_rows) {
+                        int64_t num_rows, const std::string& cascade) {
   STD_TORCH_CHECK(tables.is_cpu() && tables.scalar_type() == ScalarType::Int && tables.dim() == 2 &&
                       (tables.stride(1) == 1 || tables.size(1) <= 1),
                   "block_tables must be an int32 matrix on the CPU with contiguous rows");
@@ -101,7 +113,8 @@ BatchView checked_batch(const KVLayout& layout, const Tensor& tables, const Tens
   STD_TORCH_CHECK(tables.size(0) == num_seqs && starts.numel() == num_seqs + 1, "there are ", tables.size(0),
                   " block tables and ", starts.numel(), " query_starts for ", num_seqs, " context lengths");
   const BatchView batch = {num_seqs, static_cast<const int32_t*>(tables.data_ptr()), tables.stride(0),
-                           static_cast<const int32_t*>(lens.data_ptr()), static_cast<const int32_t*>(starts.data_ptr())};
+                           static_cast<const int32_t*>(lens.data_ptr()), static_cast<const int32_t*>(starts.data_ptr()),
+                           checked_cascade(cascade)};
   STD_TORCH_CHECK(batch.query_starts[0] == 0 && batch.query_starts[num_seqs] == num_rows,
                   "query_starts must run from 0 to the ", num_rows, " query rows, not from ", batch.query_starts[0],
                   " to ", batch.query_starts[num_seqs]);
@@ -124,8 +137,8 @@ BatchView checked_batch(const KVLayout& layout, const Tensor& tables, const Tens
 }
 
 void kv_attend(Tensor storage, int64_t layer, Tensor query, Tensor out, std::optional<Tensor> lse, Tensor block_tables,
-               Tensor context_lens, Tensor query_starts, double scale, int64_t sliding_window, double softcap,
-               std::string dtype, int64_t block_size, int64_t num_kv_heads, int64_t head_dim) {
+               Tensor context_lens, Tensor query_starts, std::string cascade, double scale, int64_t sliding_window,
+               double softcap, std::string dtype, int64_t block_size, int64_t num_kv_heads, int64_t head_dim) {
   const PagedKV cache = checked_cache(storage, layer, checked_layout(dtype, block_size, num_kv_heads, head_dim));
   check_rows("query", query, -1, head_dim);
   const int64_t rows = query.size(0), num_heads = query.size(1);
@@ -142,10 +155,34 @@ void kv_attend(Tensor storage, int64_t layer, Tensor query, Tensor out, std::opt
                     "lse must be a contiguous float32 tensor [", rows, ", ", num_heads, "]");
     sums = static_cast<float*>(lse->data_ptr());
   }
-  const BatchView batch = checked_batch(cache.layout, block_tables, context_lens, query_starts, rows);
+  const BatchView batch = checked_batch(cache.layout, block_tables, context_lens, query_starts, rows, cascade);
+  const WorkList work = cut_work(cache.layout, num_heads, batch, sliding_window);
   paged_attention(cache, layer, static_cast<const float*>(query.data_ptr()), query.stride(0),
-                  static_cast<float*>(out.data_ptr()), out.stride(0), num_heads, batch,
+                  static_cast<float*>(out.data_ptr()), out.stride(0), num_heads, batch, work,
                   {float(scale), sliding_window, float(softcap)}, sums);
+}
+
+// The runs of partitions that could be attended to at once for several sequences, one after the other: first partition,
+// last, number of sequences, and these.
+std::vector<int64_t> kv_shared_runs(Tensor block_tables, Tensor context_lens, Tensor query_starts, int64_t block_size) {
+  STD_TORCH_CHECK(block_size >= 1, "block_size must be at least 1, not ", block_size);
+  KVLayout layout{};
+  layout.block_size = block_size;
+  layout.num_blocks = int64_t(1) << 31;
+  check_ints("query_starts", query_starts, ScalarType::Int, "int32");
+  STD_TORCH_CHECK(query_starts.numel() >= 1, "query_starts is empty");
+  const int64_t rows = static_cast<const int32_t*>(query_starts.data_ptr())[query_starts.numel() - 1];
+  const BatchView batch = checked_batch(layout, block_tables, context_lens, query_starts, rows, "on");
+  std::vector<int64_t> whole(size_t(batch.num_seqs));
+  for (int64_t seq = 0; seq < batch.num_seqs; ++seq) whole[size_t(seq)] = whole_partitions(batch, seq);
+  const SharedRuns shared = find_shared_runs(block_size, batch, whole);
+  std::vector<int64_t> flat;
+  for (const SharedRun& run : shared.runs) {
+    flat.insert(flat.end(), {run.first_partition, run.last_partition, run.num_members});
+    const auto first = shared.members.begin() + run.first_member;
+    flat.insert(flat.end(), first, first + run.num_members);
+  }
+  return flat;
 }
 
 }  // namespace
@@ -158,12 +195,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(looseleaf, library) {
       "int num_kv_heads, int head_dim) -> ()");
   library.def(
       "kv_attend(Tensor storage, int layer, Tensor query, Tensor(a!) out, Tensor(b!)? lse, Tensor block_tables, "
-      "Tensor context_lens, Tensor query_starts, float scale, int sliding_window, float softcap, str dtype, "
+      "Tensor context_lens, Tensor query_starts, str cascade, float scale, int sliding_window, float softcap, str dtype, "
       "int block_size, int num_kv_heads, int head_dim) -> ()");
+  library.def(
+      "kv_shared_runs(Tensor block_tables, Tensor context_lens, Tensor query_starts, int block_size) -> int[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(looseleaf, CompositeExplicitAutograd, library) {
   library.impl("kv_block_bytes", TORCH_BOX(&looseleaf::kv_block_bytes));
   library.impl("kv_write", TORCH_BOX(&looseleaf::kv_write));
   library.impl("kv_attend", TORCH_BOX(&looseleaf::kv_attend));
+  library.impl("kv_shared_runs", TORCH_BOX(&looseleaf::kv_shared_runs));
 }

@@ -51,6 +51,7 @@ void Decoder::forward(const StepView& step, float* out) {
   const float scale = 1.0f / std::sqrt(float(shape.head_dim));
 
   BatchView batch = step.batch;
+  work_.clear();
   int64_t rows = tokens;  // still needed: the wanted ones once the last layer's keys and values are written
   adapter_rows_.sort(adapters, step.adapters, tokens);
   timed(Phase::embed, [&] { embed_rows(step); });
@@ -65,13 +66,14 @@ void Decoder::forward(const StepView& step, float* out) {
       write_keys_and_values(step, layer, int64_t(index));
       if (index + 1 == weights.layers.size() && !step.all_wanted) {
         batch = keep_wanted(step);
+        work_.clear();
         rows = step.num_wanted;
       }
     });
     if (rows == 0) return;
     timed(Phase::attention, [&] {
       paged_attention(step.cache, int64_t(index), qkv, shape.qkv_size(), attended, heads, shape.num_heads, batch,
-                      {scale, layer.sliding_window, 0.0f}, nullptr);
+                      work_of(step, batch, layer.sliding_window), {scale, layer.sliding_window, 0.0f}, nullptr);
     });
     timed(Phase::out, [&] { linear(layer.o, attended, heads, rows, hidden, shape.hidden_size, Epilogue::add); });
     adapt(int64_t(index), AdaptedPlace::o, 0, rows, attended, heads, hidden, shape.hidden_size);
@@ -114,6 +116,13 @@ void Decoder::embed_rows(const StepView& step) {
       }
     }
   });
+}
+
+const WorkList& Decoder::work_of(const StepView& step, const BatchView& batch, int64_t sliding_window) {
+  for (const auto& [window, work] : work_)
+    if (window == sliding_window) return work;
+  return work_.emplace_back(sliding_window, cut_work(step.cache.layout, weights.shape.num_heads, batch, sliding_window))
+      .second;
 }
 
 // Norm (where the model has it) and rotate queries and keys in place; keys and values to their slots.
@@ -226,7 +235,7 @@ BatchView Decoder::keep_wanted(const StepView& step) {
     for (int64_t i = 0; i < step.num_wanted; ++i) kept[i] = step.adapters[step.wanted[i]];
     adapter_rows_.sort(adapters, kept, step.num_wanted);
   }
-  return {runs, tables, batch.table_stride, lens, starts};
+  return {runs, tables, batch.table_stride, lens, starts, batch.cascade};
 }
 
 }  // namespace looseleaf

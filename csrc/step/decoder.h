@@ -2,9 +2,11 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "../attention/attention.h"
+#include "../attention/work_items.h"
 #include "../linear/packed_linear.h"
 #include "adapters.h"
 #include "step_buffer.h"
@@ -78,6 +80,7 @@ class Decoder {
   void adapt(int64_t layer, AdaptedPlace place, int64_t first, int64_t last, const float* x, int64_t x_stride, float* y,
              int64_t y_stride);
   BatchView keep_wanted(const StepView& step);
+  const WorkList& work_of(const StepView& step, const BatchView& batch, int64_t sliding_window);
   template <class Work>
   void timed(Phase phase, const Work& work);
 
@@ -85,6 +88,7 @@ class Decoder {
   StepBuffer<int32_t> tables_, lens_, starts_;
   StepBuffer<int64_t> wanted_adapters_;
   AdapterRows adapter_rows_;
+  std::vector<std::pair<int64_t, WorkList>> work_;  // of this step's attention, by sliding window
   std::array<double, num_phases> seconds_{};
 };
 

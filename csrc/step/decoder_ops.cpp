@@ -232,13 +232,14 @@ void check_complete(Entry& entry) {
 
 void decoder_forward(int64_t decoder, Tensor token_ids, Tensor positions, Tensor angles, Tensor kv_storage,
                      std::string kv_type, int64_t num_blocks, int64_t block_size, Tensor block_tables,
-                     Tensor context_lens, Tensor query_starts, Tensor slots, std::optional<Tensor> wanted,
-                     std::optional<Tensor> adapters, Tensor out) {
+                     Tensor context_lens, Tensor query_starts, Tensor slots, std::string cascade,
+                     std::optional<Tensor> wanted, std::optional<Tensor> adapters, Tensor out) {
   const auto entry = find(decoder);
   const std::lock_guard lock(entry->in_use);
   check_complete(*entry);
   const StepTensors step{token_ids,    positions,    angles,       kv_storage, kv_type, num_blocks, block_size,
-                         block_tables, context_lens, query_starts, slots,      wanted,  adapters,   out};
+                         block_tables, context_lens, query_starts, slots,      cascade, wanted,     adapters,
+                         out};
   const DecoderWeights& weights = entry->decoder.weights;
   const StepView view = check_step(step, weights.shape, int64_t(weights.layers.size()),
                                    int64_t(entry->decoder.adapters.size()));
@@ -288,7 +289,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(looseleaf, library) {
   library.def(
       "decoder_forward(int decoder, Tensor token_ids, Tensor positions, Tensor angles, Tensor(a!) kv_storage, "
       "str kv_type, int num_blocks, int block_size, Tensor block_tables, Tensor context_lens, Tensor query_starts, "
-      "Tensor slots, Tensor? wanted, Tensor? adapters, Tensor(b!) out) -> ()");
+      "Tensor slots, str cascade, Tensor? wanted, Tensor? adapters, Tensor(b!) out) -> ()");
   library.def("decoder_add_adapter(int decoder) -> int");
   library.def(
       "decoder_set_adapter_input(int decoder, int adapter, int layer, str name, str type, int ranks, int in_features, "

@@ -5,6 +5,8 @@
 
 #include <limits>
 
+#include "../attention/attention_checks.h"
+
 namespace looseleaf {
 namespace {
 
@@ -80,7 +82,7 @@ BatchView check_batch(const StepTensors& step, int64_t num_tokens) {
                             ", outside the pool of ", step.num_blocks);
     }
   }
-  return {num_seqs, tables, width, lens, starts};
+  return {num_seqs, tables, width, lens, starts, checked_cascade(step.cascade)};
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ struct StepTensors {
   std::string kv_type;
   int64_t num_blocks, block_size;
   Tensor block_tables, context_lens, query_starts, slots;
+  std::string cascade;
   std::optional<Tensor> wanted, adapters;
   Tensor out;
 };

@@ -84,6 +84,7 @@ class CpuKVCache:
                 batch.block_tables,
                 batch.context_lens,
                 batch.query_starts,
+                batch.cascade,
                 scale,
                 window,
                 softcap or 0.0,

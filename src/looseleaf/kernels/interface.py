@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+
+Cascade = Literal["auto", "on", "off"]
+"""Whether sequences that share blocks have them read once for all: when it pays, always, or never. The same bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class AttentionBatch:
     """int64 `[num_tokens]`: slot that each query row's key and value go to."""
     num_decodes: int
     """The first `num_decodes` sequences have exactly one query row each."""
+    cascade: Cascade = "auto"
 
 
 class KVCache(Protocol):

@@ -193,6 +193,7 @@ class NativeCausalLM:
             batch.context_lens,
             batch.query_starts,
             batch.slots,
+            batch.cascade,
             wanted,
             adapters,
             hidden,
