@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,15 @@ def smollm2_gguf() -> Path:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"the default model is neither cached nor downloadable: {error}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the exactness suite went through, summed up over its tests."""
+    total: Counter[str] = Counter()
+    for report in (each for reports in terminalreporter.stats.values() for each in reports):
+        for name, value in getattr(report, "user_properties", ()):
+            if name == "exactness" and report.when == "call":
+                total.update(value)
+    if total:
+        terminalreporter.section("exactness: every answer bit by bit that of its request alone")
+        terminalreporter.write_line(", ".join(f"{count:,} {name}" for name, count in total.most_common()))
