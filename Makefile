@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Two test processes share the cores; one thread each keeps them out of each other's way.
 TEST_ENV := OMP_NUM_THREADS=1
 
-.PHONY: run test test-emulated asan check format soak bench bench-kernels setup clean
+.PHONY: run test test-emulated asan exactness check format soak bench bench-kernels setup clean
 
 run: $(VENV)/.runtime  ## set everything up and answer a few prompts at once with the default model
 	$(BIN)/looseleaf generate --model smollm2-135m --file examples/prompts.txt --max-tokens 48 --temperature 0
@@ -39,6 +39,11 @@ SANITIZED_TESTS = $(filter-out $(addsuffix .py,$(addprefix tests/kernels/test_,s
 sanitized = LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_segv=0 UBSAN_OPTIONS=print_stacktrace=1 \
   $(1) $(call with_native,asan) $(BIN)/python -m pytest --capture=sys
+
+EXAMPLES ?= 1000
+
+exactness: $(VENV)/.dev  ## the exactness suite with EXAMPLES=… scenarios per form of weights, and what they went through
+	LOOSELEAF_EXACTNESS_EXAMPLES=$(EXAMPLES) $(TEST_ENV) $(BIN)/python -m pytest -n 2 tests/engine/test_exactness.py
 
 check: $(VENV)/.dev  ## format, lint, types, import layers
 	$(BIN)/ruff format --check --quiet .

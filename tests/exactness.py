@@ -19,10 +19,13 @@ from looseleaf.engine.philox import derived_seed
 from looseleaf.engine.sampling_params import SamplingParams
 from looseleaf.kernels import native
 from looseleaf.memory.errors import OutOfBlocks, PinTooLarge
+from looseleaf.memory.interface import ROW_MASK
 from looseleaf.scheduler.interface import StepPlan
 from serving_scenario import CASCADE_SETTING, HAS_CASCADE, Scenario
 from tiny_model import tiny_engine
 
+PARTITION = 256
+"""Positions that attention goes through before it merges."""
 ALONE: dict[str, Any] = {"block_size": 16, "max_num_batched_tokens": 2048, "enable_prefix_caching": False}
 if HAS_CASCADE:
     ALONE[CASCADE_SETTING] = "off"
@@ -88,10 +91,12 @@ class Oracle:
         self._kv_dtype = kv_dtype
         self._known: dict[Any, RequestOutput] = {}
 
-    def sample(self, prompt: list[int], params: SamplingParams, seed: int, sample: int) -> RequestOutput:
+    def sample(
+        self, prompt: list[int], params: SamplingParams, seed: int, adapter: str | None, sample: int
+    ) -> RequestOutput:
         """Sample `sample` of a request, drawn as a request of its own."""
         alone = replace(params, n=1, best_of=None, seed=seed)
-        key = (tuple(prompt), repr(alone), sample if not params.greedy else 0)
+        key = (tuple(prompt), repr(alone), adapter, 0 if params.greedy else sample)
         if key not in self._known:
             engine = tiny_engine(
                 self._model,
@@ -100,15 +105,15 @@ class Oracle:
                 kv_cache_dtype=self._kv_dtype,
                 **ALONE,
             )
-            request_id = engine.add_request(prompt, alone)
+            request_id = engine.add_request(prompt, alone, adapter=adapter)
             engine.scheduler.waiting[0].sample = sample  # the random numbers of that sample
             with threads(1):
                 self._known[key] = finished(engine)[request_id]
         return self._known[key]
 
-    def answers(self, prompt: list[int], params: SamplingParams, seed: int) -> list[Answer]:
+    def answers(self, prompt: list[int], params: SamplingParams, seed: int, adapter: str | None) -> list[Answer]:
         """Of all samples of a request."""
-        requests = [self.sample(prompt, params, seed, sample) for sample in range(params.num_samples)]
+        requests = [self.sample(prompt, params, seed, adapter, sample) for sample in range(params.num_samples)]
         outputs = [replace(request.outputs[0], index=i) for i, request in enumerate(requests)]
         if params.num_samples > params.n:
             outputs = select_best(outputs, params.n)
@@ -131,12 +136,14 @@ class Play:
             if (base := arrival.prompt.base) is not None:
                 begin = list(self.prompts[base])
                 if arrival.prompt.answered:
-                    params = scenario.arrivals[base].params
-                    begin += oracle.sample(begin, params, self.seeds[base], 0).outputs[0].token_ids
+                    first = scenario.arrivals[base]
+                    answer = oracle.sample(begin, first.params, self.seeds[base], first.adapter, 0)
+                    begin += answer.outputs[0].token_ids
             self.prompts.append(arrival.prompt.tokens(begin, model.config.vocab_size - 1))
             named = arrival.params.seed
             self.seeds.append(derived_seed(0, place[index]) if named is None else named)
         self.arriving = order
+        self.windowed = all(model.config.sliding_windows)
         self.engine = self._engine(model)
         self.engine.on_plan = self._watch
         self.ids: dict[int, str] = {}
@@ -168,10 +175,10 @@ class Play:
         engine.kv_cache.storage.view(torch.uint8).fill_(255)
         if self.scenario.stirred:
             generator = np.random.default_rng(self.scenario.stirred)
-            held = []
+            held: list[int] = []
             with suppress(OutOfBlocks):
-                for length in generator.integers(1, 50, engine.memory.max_num_seqs).tolist():
-                    held.append(engine.memory.admit(min(length, engine.pool.max_model_len)))
+                lengths = generator.integers(1, 50, engine.memory.max_num_seqs).clip(max=engine.pool.max_model_len)
+                held.extend(map(engine.memory.admit, lengths.tolist()))
             for sequence in generator.permutation(held).tolist():
                 engine.memory.release(sequence)
 
@@ -179,7 +186,7 @@ class Play:
         """The next decode finds no block, once."""
         append = self.engine.memory.append
 
-        def fail_once(sequences: Any, num_tokens: int = 1) -> Any:
+        def fail_once(*_: Any) -> Any:
             self.engine.memory.append = append
             raise OutOfBlocks(1, 0)
 
@@ -193,7 +200,8 @@ class Play:
                 step = max(step, self.scenario.arrivals[self.arriving[0]].step)
             while self.arriving and self.scenario.arrivals[self.arriving[0]].step <= step:
                 index = self.arriving.pop(0)
-                self.ids[index] = self.engine.add_request(self.prompts[index], self.scenario.arrivals[index].params)
+                arrival = self.scenario.arrivals[index]
+                self.ids[index] = self.engine.add_request(self.prompts[index], arrival.params, adapter=arrival.adapter)
             self._disturb(step)
             self._collect(self.engine.step())
             self.engine.memory.audit()
@@ -234,12 +242,22 @@ class Play:
         self.tally["chunks"] += int((plan.num_samples[plan.num_decodes :] == 0).sum())
         self.tally["block copies"] += len(plan.copies.source)
         self.tally["preemptions"] += len(plan.preempted)
+        self.tally["rows that share partitions"] += self._sharing(plan)
         for sequence in plan.preempted:
             self.tally["preempted samples"] += sequence.sample > 0
             self.tally["preempted prefills"] += sequence.num_tokens == sequence.request.prompt_len
         for sequence in plan.admitted:
             self.tally["recomputed"] += sequence.num_preemptions > 0 and sequence.num_cached == 0
             self.tally["recomputed in part"] += sequence.num_preemptions > 0 and sequence.num_cached > 0
+
+    def _sharing(self, plan: StepPlan) -> int:
+        """Decodes whose first partition is attended to together with others'."""
+        if self.scenario.settings.get(CASCADE_SETTING) == "off" or self.windowed:
+            return 0
+        whole = plan.seq_ids[: plan.num_decodes][plan.num_computed[: plan.num_decodes] + 1 >= PARTITION]
+        blocks = -(-PARTITION // self.engine.memory.block_size)
+        tables = Counter(row.tobytes() for row in self.engine.memory.block_tables[whole & ROW_MASK, :blocks])
+        return sum(count for count in tables.values() if count > 1)
 
     def _check_memory(self) -> None:
         memory = self.engine.memory
@@ -256,14 +274,16 @@ class Play:
     def _compare(self) -> None:
         self.tally["scenarios"] += 1
         for index, request_id in self.ids.items():
-            prompt, params, output = self.prompts[index], self.scenario.arrivals[index].params, self.results[request_id]
+            prompt, arrival, output = self.prompts[index], self.scenario.arrivals[index], self.results[request_id]
+            params, seed, adapter = arrival.params, self.seeds[index], arrival.adapter
             found = [Answer.of(sample, output) for sample in output.outputs]
             if request_id in self.aborted:
-                every = self.oracle.answers(prompt, replace(params, n=params.num_samples), self.seeds[index])
+                every = self.oracle.answers(prompt, replace(params, n=params.num_samples), seed, adapter)
                 assert all(any(each.begins_with(answer) for each in every) for answer in found), index
                 continue
-            assert found == self.oracle.answers(prompt, params, self.seeds[index]), index
+            assert found == self.oracle.answers(prompt, params, seed, adapter), index
             self._count(prompt, params, output)
+            self.tally["with an adapter"] += adapter is not None
 
     def _count(self, prompt: list[int], params: SamplingParams, output: RequestOutput) -> None:
         cached, size = output.num_cached_tokens, self.scenario.settings["block_size"]

@@ -1,4 +1,4 @@
-"""Everything that an engine may be put through in one go, drawn by Hypothesis: settings, requests and what disturbs them."""
+"""What an engine may be put through in one go, drawn by Hypothesis: settings, requests and what disturbs them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.sampling_params import SamplingParams
 
+ADAPTERS = ("rank 3", "rank 20")
 LONGEST_PROMPT = 700
 """Attention runs over partitions of 256 positions: some prompts must reach into the third."""
 WHOLE = 10**6
@@ -44,6 +45,7 @@ class Arrival:
     prompt: Prompt
     params: SamplingParams
     step: int = 0
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,9 @@ def prompts(draw: st.DrawFn, index: int, long: bool) -> Prompt:
 def arrivals(draw: st.DrawFn, most: int) -> tuple[Arrival, ...]:
     long = draw(st.sampled_from([False, False, False, True]))
     steps = st.one_of(st.just(0), st.integers(0, 30))
+    adapters = st.sampled_from([None, *ADAPTERS] if draw(st.sampled_from([False, False, True])) else [None])
     return tuple(
-        Arrival(draw(prompts(index, long)), draw(params(long)), draw(steps))
+        Arrival(draw(prompts(index, long)), draw(params(long)), draw(steps), draw(adapters))
         for index in range(draw(st.integers(2, most)))
     )
 

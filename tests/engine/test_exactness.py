@@ -8,13 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 
 from exactness import Stand
 from looseleaf.kernels import native
+from looseleaf.models.config import ModelConfig
+from looseleaf.models.lora import LoraAdapter, LoraMatrices
+from looseleaf.models.lora_config import PROJECTIONS
 from looseleaf.models.native_decoder import NativeCausalLM
 from looseleaf.models.rope import Llama3Scaling
-from serving_scenario import Scenario, scenarios
+from serving_scenario import ADAPTERS, Scenario, scenarios
+from tiny_adapter import projection_sizes
 from tiny_model import tiny_model
 
 pytestmark = pytest.mark.skipif(not native.is_chosen(), reason="the native kernels promise it; they are not there")
@@ -41,7 +46,21 @@ def model_of(family: str, weights: str) -> NativeCausalLM:
                 getattr(layer, name).copy_(getattr(layer, name).bfloat16())
         for matrix in (model.embedding, model.lm_head):
             matrix.copy_(matrix.bfloat16())
-    return NativeCausalLM.from_reference(model, "int8" if weights == "int8" else "none")
+    native_model = NativeCausalLM.from_reference(model, "int8" if weights == "int8" else "none")
+    for rank, name in zip((3, 20), ADAPTERS, strict=True):
+        native_model.add_adapter(name, random_adapter(model.config, rank))
+    return native_model
+
+
+def random_adapter(config: ModelConfig, rank: int) -> LoraAdapter:
+    generator = torch.Generator().manual_seed(rank)
+
+    def matrices(projection: str) -> LoraMatrices:
+        outputs, inputs = projection_sizes(config, projection)
+        a, b = (torch.randn(shape, generator=generator) * 0.2 for shape in ((rank, inputs), (outputs, rank)))
+        return LoraMatrices(a, b, 0.7)
+
+    return LoraAdapter(tuple({name: matrices(name) for name in PROJECTIONS} for _ in range(config.num_layers)))
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
