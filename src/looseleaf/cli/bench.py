@@ -18,6 +18,7 @@ from looseleaf.cli.command import command
 from looseleaf.cli.consoles import note, stdout, write
 from looseleaf.cli.failed_answers import exit_if_any_failed, failures
 from looseleaf.cli.options import MEMORY, EngineOptions, OutputOptions
+from looseleaf.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from looseleaf.engine.config import EngineConfig
@@ -29,10 +30,11 @@ Runs = dict[str, "list[WorkloadRun]"]
 """The runs of one test by setting: the allocator's name, the KV dtype's, or both."""
 
 WARMUP_TOKENS = 8
+CACHING = {"on": True, "off": False}
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "bench")(bench)
+    command(app, "bench", omit=("enable_prefix_caching",))(bench)
 
 
 def bench(
@@ -63,12 +65,22 @@ def bench(
     adapter: Annotated[
         str | None, typer.Option(metavar="NAME", help="One of --lora, for requests that the file gives none.")
     ] = None,
+    prefix_caching: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="on|off",
+            help="Whether requests that begin alike share blocks; both to compare. Default: on.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = None,
 ) -> None:
     r"""Measure throughput and use of memory on a workload file.
 
         looseleaf bench workload.json --test T3 --allocator paged --allocator contiguous-max
 
         looseleaf bench workload.json --kv-cache-memory 64MiB --kv-cache-dtype bfloat16 --kv-cache-dtype int8
+
+        looseleaf bench workload.json --test T4 --prefix-caching on --prefix-caching off
 
     All requests of a draw arrive at once; each gets exactly its number of tokens. Settings take turns draw by
     draw, so that a machine that slows down slows all of them.
@@ -80,7 +92,9 @@ def bench(
     from looseleaf.engine.llm import load_engine, progress_bar
     from looseleaf.engine.workload_file import load_workload
 
-    configs = _configs(engine, allocator or [engine.allocator], kv_cache_dtype or [engine.kv_cache_dtype])
+    configs = _configs(
+        engine, allocator or [engine.allocator], kv_cache_dtype or [engine.kv_cache_dtype], prefix_caching or ["on"]
+    )
     work = load_workload(workload)
     tests = {
         name: [_adapted(draw[:max_requests], adapter) for draw in work.draws(name)[:runs]]
@@ -109,14 +123,20 @@ def bench(
 
 
 def _configs(
-    engine: EngineOptions, allocators: Sequence[str], kv_cache_dtypes: Sequence[str]
+    engine: EngineOptions, allocators: Sequence[str], kv_cache_dtypes: Sequence[str], prefix_caching: Sequence[str]
 ) -> dict[str, EngineConfig]:
-    """Every allocator with every KV dtype, under a name that says what differs."""
-    allocators, kv_cache_dtypes = list(dict.fromkeys(allocators)), list(dict.fromkeys(kv_cache_dtypes))
+    """Every combination, under a name that says what differs. Raises `InvalidRequest`."""
+    for each in prefix_caching:
+        if each not in CACHING:
+            raise InvalidRequest(f"--prefix-caching {each!r} is unknown.", hint="Write on or off.")
+    varied = [list(dict.fromkeys(values)) for values in (allocators, kv_cache_dtypes, prefix_caching)]
     configs = {}
-    for allocator, dtype in product(allocators, kv_cache_dtypes):
-        name = allocator if len(kv_cache_dtypes) == 1 else dtype if len(allocators) == 1 else f"{allocator} {dtype}"
-        configs[name] = replace(engine, allocator=allocator, kv_cache_dtype=dtype).config()
+    for allocator, dtype, caching in product(*varied):
+        named = zip((allocator, dtype, f"cache {caching}"), varied, strict=True)
+        name = " ".join(value for value, values in named if len(values) > 1) or allocator
+        configs[name] = replace(
+            engine, allocator=allocator, kv_cache_dtype=dtype, enable_prefix_caching=CACHING[caching]
+        ).config()
     return configs
 
 
@@ -177,7 +197,7 @@ def run_test(
 
 
 def same_tokens(engines: Mapping[str, Engine], runs: Runs) -> bool:
-    """Whether every allocator gave every request the same tokens. (Another KV dtype may give others.)"""
+    """Whether every setting gave every request the same tokens. (Another KV dtype may give others.)"""
     by_dtype: dict[Any, list[list[list[int]]]] = {}
     for name, each in runs.items():
         tokens = [o.token_ids for run in each for r in run.outputs for o in r.outputs]
@@ -191,6 +211,7 @@ def as_json(engines: Mapping[str, Engine], runs: Runs) -> dict[str, Any]:
         "settings": {
             name: {
                 "allocator": engines[name].config.allocator,
+                "prefix_caching": engines[name].prefix_cache_counts() is not None,
                 "kv_cache_dtype": str(engines[name].pool.kv_dtype).removeprefix("torch."),
                 "kv_cache_bytes": engines[name].pool.nbytes,
                 "kv_bytes_per_token": engines[name].pool.bytes_per_token,
@@ -207,6 +228,7 @@ def _run_as_json(run: WorkloadRun) -> dict[str, Any]:
         "failed_answers": len(failures(run)),
         "seconds": run.seconds,
         "prompt_tokens": run.prompt_tokens,
+        "cached_prompt_tokens": run.cached_prompt_tokens,
         "output_tokens": run.output_tokens,
         "output_tokens_per_second": run.output_tokens_per_second,
         "median_first_token_seconds": run.median_first_token_seconds,
@@ -235,13 +257,11 @@ def print_table(test: str, engines: Mapping[str, Engine], runs: Runs) -> None:
     for label, figure, shape in FIGURES:
         table.add_row(label, *(_spread([figure(run) for run in each], shape) for each in runs.values()))
     stdout().print(table, markup=False)  # the file's author named the test
-    if len({each.config.allocator for each in engines.values()}) > 1:
-        alike = (
-            "All allocators gave the same tokens."
-            if same_tokens(engines, runs)
-            else "[red]The allocators' tokens differ.[/]"
-        )
-        stdout().print(alike)
+    dtypes = {each.pool.kv_dtype for each in engines.values()}
+    if len(engines) > len(dtypes):
+        settings = "settings" if len(dtypes) == 1 else "settings of one KV dtype"
+        alike = f"All {settings} gave the same tokens."
+        stdout().print(alike if same_tokens(engines, runs) else f"[red]Not all {settings} gave the same tokens.[/]")
     stdout().print()
 
 
@@ -249,6 +269,7 @@ FIGURES: tuple[tuple[str, Callable[[WorkloadRun], float | None], str], ...] = (
     ("output tokens/s", lambda run: run.output_tokens_per_second, ".1f"),
     ("first token, s (median)", lambda run: run.median_first_token_seconds, ".2f"),
     ("prompt tokens/s", lambda run: run.prompt_tokens_per_second, ".0f"),
+    ("prompt tokens from cache", lambda run: run.cached_prompt_tokens / run.prompt_tokens, ".1%"),
     ("decode tokens/s per sample", lambda run: run.decode_tokens_per_second, ".1f"),
     ("sequences at once, mean", lambda run: run.pool.mean_sequences, ".1f"),
     ("sequences at once, peak", lambda run: run.pool.peak_sequences, ".0f"),

@@ -16,7 +16,7 @@ from rich.text import Text
 from looseleaf.cli.command import command
 from looseleaf.cli.consoles import counted, note, stdout, write
 from looseleaf.cli.failed_answers import exit_if_any_failed
-from looseleaf.cli.options import EngineOptions, OutputOptions, SamplingOptions
+from looseleaf.cli.options import OUTPUT, EngineOptions, OutputOptions, SamplingOptions
 from looseleaf.cli.prompt_input import GivenPrompt, as_chat, gather_prompts
 
 if TYPE_CHECKING:
@@ -65,6 +65,14 @@ def generate(
     adapter: Annotated[
         str | None, typer.Option(metavar="NAME", help="Answer with this one of --lora.", rich_help_panel=PROMPT)
     ] = None,
+    explain_cache: Annotated[
+        bool,
+        typer.Option(
+            "--explain-cache",
+            help="Say of each prompt what the prefix cache had of it, and where it parts from the most similar one.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
 ) -> None:
     """Answer prompts, all at once.
 
@@ -105,6 +113,9 @@ def generate(
 
         requests = [GenerationRequest(each, params, adapter) for each in asked]
         run = run_workload(loaded, requests, on_finished=on_finished)
+    if explain_cache:
+        for index, result in enumerate(run.outputs, 1):
+            note(f"[{index}] {cache_explanation(result, loaded.tokenizer)}")
     for line in summary(run):
         note(line)
     exit_if_any_failed([run])
@@ -166,6 +177,7 @@ def show_json(index: int, result: RequestOutput) -> None:
         "index": index,
         "prompt": result.prompt,
         "prompt_token_ids": result.prompt_token_ids,
+        "num_cached_tokens": result.num_cached_tokens,
         "outputs": [asdict(output) for output in result.outputs],
     }
     if result.prompt_logprobs is not None:
@@ -176,6 +188,14 @@ def show_json(index: int, result: RequestOutput) -> None:
             "seconds": times.finished_time - times.arrival_time,
         }
     write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def cache_explanation(result: RequestOutput, tokenizer: Tokenizer) -> str:
+    """What the prefix cache had of a prompt, and why not more."""
+    from looseleaf.engine.prefix_caching import explain_divergence
+
+    found = f"{result.num_cached_tokens:,} of {counted(len(result.prompt_token_ids), 'prompt token')} from the cache."
+    return f"{found} {explain_divergence(result, tokenizer) or 'No cached prompt goes on differently there.'}"
 
 
 def title(prompt: GivenPrompt) -> str:
@@ -203,6 +223,9 @@ def summary(run: WorkloadRun) -> list[str]:
         + (f"; sharing saved up to {pool.peak_saved_slots:,} slots." if pool.peak_saved_slots else "."),
     ]
     finished = [output for result in run.outputs for output in result.outputs]
+    if run.cached_prompt_tokens:
+        share = run.cached_prompt_tokens / run.prompt_tokens
+        lines.append(f"Prefix cache: {run.cached_prompt_tokens:,} of the prompt tokens were in it ({share:.1%}).")
     if cut := sum(output.finish_reason == "length" for output in finished):
         lines.append(f"{counted(cut, 'answer')} of {len(finished)} ended at --max-tokens.")
     return lines

@@ -32,7 +32,7 @@ def legend(block_size: int) -> Text:
     """How to read a drawing."""
     return Text(
         f"A█  a block of sequence A, its {block_size} slots full; lower bars: partly filled, ░ not begun\n"
-        "A█×4  shared by four sequences (A is the first); ·  free",
+        "A█×4  shared by four sequences (A is the first); ·  free; ○  free, its content kept for who begins alike",
         style="dim",
     )
 
@@ -47,11 +47,12 @@ def _title(snapshot: MemorySnapshot) -> Text:
 
 
 def _pool(snapshot: MemorySnapshot) -> Iterator[Text]:
-    """Rows of cells in physical order; several rows without a held block take one line."""
+    """Rows of cells in physical order; several rows of free blocks take one line."""
     label = len(str(snapshot.num_blocks))
     starts = range(0, snapshot.num_blocks, PER_ROW)
     rows = (range(start, min(start + PER_ROW, snapshot.num_blocks)) for start in starts)
-    for is_free, group in groupby(rows, key=lambda row: snapshot.holders.keys().isdisjoint(row)):
+    used = snapshot.holders.keys() | snapshot.cached
+    for is_free, group in groupby(rows, key=lambda row: used.isdisjoint(row)):
         first, *others = group
         if is_free and others:
             yield Text(f"{first[0]:>{label}}  … to {others[-1][-1]}: all free", style="dim")
@@ -67,7 +68,7 @@ def _pool(snapshot: MemorySnapshot) -> Iterator[Text]:
 def _cell(snapshot: MemorySnapshot, block: int) -> Text:
     holders = snapshot.holders.get(block)
     if not holders:
-        return Text("·".ljust(CELL), style="dim")
+        return Text(("○" if block in snapshot.cached else "·").ljust(CELL), style="dim")
     text = holders[0].letter + _bar(snapshot, block) + _times(holders)
     return Text(text.ljust(CELL), style=_style(holders))
 
@@ -85,7 +86,7 @@ def _style(holders: list[HeldSequence]) -> str:
 
 
 def _tables(snapshot: MemorySnapshot) -> Iterator[Text]:
-    """A block table per sequence, shared blocks with their number of holders."""
+    """A block table per sequence, shared blocks with their number of holders; and what the prefix cache had of it."""
     yield Text("   tokens  block table", style="bold")
     for sequence in snapshot.sequences:
         style = _style([sequence])
@@ -98,7 +99,8 @@ def _tables(snapshot: MemorySnapshot) -> Iterator[Text]:
                 yield line
                 line = Text(" " * indent)
             line.append(entry, style="bold" if len(holders) > 1 else style)
-        line.append(_shortened(f"  {sequence.title}", WIDTH - len(line)), style="dim")
+        found = f"  {sequence.found_tokens} found," if sequence.found_tokens else " "
+        line.append(_shortened(f"{found} {sequence.title}", WIDTH - len(line)), style="dim")
         yield line
 
 
@@ -119,6 +121,8 @@ def _accounts(snapshot: MemorySnapshot) -> Iterator[Text]:
     yield Text(f"+ {free} = {usage.total:,} slots; {share:.1%} of the {in_use:,} in use hold tokens")
     if usage.free > usage.largest_free_run:
         yield Text(f"largest free run: {usage.largest_free_run:,} slots; the rest of the free ones is fragmented")
+    if usage.cached:
+        yield Text(f"of the free slots {usage.cached:,} keep what can be shared ({len(snapshot.cached)} blocks)")
     if usage.saved_by_sharing:
         blocks = usage.saved_by_sharing // snapshot.block_size
         yield Text(f"saved by sharing: {usage.saved_by_sharing:,} slots ({blocks} blocks)")

@@ -11,6 +11,7 @@ from looseleaf.engine.engine import Engine
 from looseleaf.errors import InvalidRequest
 from looseleaf.memory.contiguous import ContiguousManager
 from looseleaf.memory.interface import KVMemory, SequenceId, SlotUsage
+from looseleaf.memory.manager import BlockManager
 from looseleaf.scheduler.interface import Sequence
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase
@@ -38,6 +39,8 @@ class HeldSequence:
     title: str
     cached_tokens: int
     """Tokens whose keys and values are in its blocks."""
+    found_tokens: int
+    """Of them, those that the prefix cache had when it was admitted."""
     blocks: list[int]
     """Its block table."""
     held: list[int]
@@ -54,6 +57,8 @@ class MemorySnapshot:
     sequences: list[HeldSequence]
     """Those that hold blocks, by letter."""
     num_waiting: int
+    cached: list[int]
+    """Blocks that nobody holds, kept for whoever begins with the same tokens."""
 
     @cached_property
     def holders(self) -> dict[int, list[HeldSequence]]:
@@ -81,6 +86,7 @@ def take_snapshot(engine: Engine, letters: Letters, titles: Mapping[str, str], s
             letter=letters.of(sequence),
             title=titles[sequence.request.request_id],
             cached_tokens=sequence.num_computed,
+            found_tokens=sequence.num_cached,
             blocks=memory.table(sequence.seq_id).tolist(),
             held=_held_blocks(memory, sequence.seq_id),
         )
@@ -94,6 +100,7 @@ def take_snapshot(engine: Engine, letters: Letters, titles: Mapping[str, str], s
         usage=memory.usage(),
         sequences=sorted(sequences, key=lambda each: LETTERS.index(each.letter)),
         num_waiting=engine.scheduler.num_waiting,
+        cached=memory.cached_blocks().tolist() if isinstance(memory, BlockManager) else [],
     )
 
 

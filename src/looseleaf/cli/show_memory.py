@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 STORY = "Once upon a time, in a small village by the sea, there lived a clockmaker who never slept, and every night she"
 MAX_DELAY = 60
+SYSTEM = (
+    "You are the guide of a small museum of clocks by the sea. Answer in one short and friendly sentence, "
+    "and when a question is about time, invite the visitor to the tower."
+)
 QUESTIONS = ("What is the capital of France?", "What is the capital of Italy?")
 
 
@@ -64,8 +68,9 @@ def show_memory(
     """Draw who holds which block while a few requests run.
 
     The built-in run asks for --n samples of one text, which share the blocks of their prompt until each writes its
-    own words, beside two chats. After step 1 the prompts are computed and shared; in step 2 each sample but the last
-    copies the partly filled block before it writes; then they grow apart.
+    own words, beside two chats with one system prompt, which is computed and held once. After step 1 the prompts are
+    computed and shared; in step 2 each sample but the last copies the partly filled block before it writes; then they
+    grow apart.
 
         looseleaf show-memory --steps 1,2,40
 
@@ -132,7 +137,7 @@ def read_steps(text: str) -> list[int]:
 
 def built_in_run(engine: Engine, num_samples: int) -> list[Watched]:
     has_template = len(engine.tokenizer.chat_templates) > 0
-    asked: Sequence[GivenPrompt] = [as_chat(each, None) for each in QUESTIONS] if has_template else QUESTIONS
+    asked: Sequence[GivenPrompt] = [as_chat(each, SYSTEM) for each in QUESTIONS] if has_template else QUESTIONS
     chats = [Watched(title, each, 1) for title, each in zip(QUESTIONS, asked, strict=True)]
     return [Watched(STORY, STORY, num_samples), *chats]
 

@@ -49,6 +49,8 @@ class WorkloadRun:
     output_tokens: int
     """All that were sampled, those of samples that `best_of` rejected too."""
     pool: PoolUse
+    cached_prompt_tokens: int
+    """Of the prompt tokens, those whose keys and values the prefix cache had."""
 
     @property
     def output_tokens_per_second(self) -> float:
@@ -174,4 +176,5 @@ def run_workload(
         prompt_tokens=sum(len(each.prompt.token_ids) for each in read),
         output_tokens=output_tokens,
         pool=meter.result(),
+        cached_prompt_tokens=sum(output.num_cached_tokens for output in results.values()),
     )

@@ -178,6 +178,10 @@ class BlockManager(SequenceMemory):
         """Lift the pins whose time is over; returns them."""
         return self._prefixes.expire_pins(now)
 
+    def cached_blocks(self) -> Blocks:
+        """The blocks that nobody holds and whose content can be found, in the order in which they will be evicted."""
+        return self._prefixes.pool.cached_blocks()
+
     def cache_counts(self) -> CacheCounts:
         return self._prefixes.counts()
 
@@ -273,13 +277,18 @@ class BlockManager(SequenceMemory):
         tokens = int(tables.filled.sum(dtype=np.int64))
         begun = int(tables.lengths.sum(dtype=np.int64))
         if self._pool.num_shared:
-            # Holders of a block may reach differently far into it: it holds what the furthest of them has there.
+            # Holders of a block may reach differently far into it: it holds what the furthest of them has there. But
+            # while one of them computes it, in the very step in which others share it already, only what that one has.
             rows, columns, blocks = tables.entries()
             starts = columns * size
+            filled = np.clip(tables.filled[rows] - starts, 0, size)
+            length = np.minimum(tables.lengths[rows] - starts, size)
             physical, of = np.unique(blocks, return_inverse=True)
             reach = np.zeros((2, len(physical)), np.int64)
-            np.maximum.at(reach[0], of, np.minimum(tables.filled[rows] - starts, size))
-            np.maximum.at(reach[1], of, np.minimum(tables.lengths[rows] - starts, size))
+            np.maximum.at(reach[0], of, filled)
+            np.maximum.at(reach[1], of, length)
+            computing = filled < length
+            np.minimum.at(reach[0], of[computing], filled[computing])
             tokens, begun = (int(total) for total in reach.sum(axis=1))
         free = self._pool.num_free * size
         return SlotUsage(
