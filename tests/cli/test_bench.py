@@ -73,7 +73,7 @@ def test_the_table(cli: Cli, tiny: list[str], workload: Path) -> None:
     assert "contiguous-oracle" in output
     assert re.search(r"output tokens/s +\d+\.\d \(\d+\.\d–\d+\.\d\) +\d+\.\d", output)
     assert re.search(r"sequences at once, peak +2 +2", output)
-    assert "All allocators gave the same tokens." in output
+    assert "All settings gave the same tokens." in output
     assert all(len(line) <= 80 for line in output.splitlines())
 
 

@@ -128,12 +128,12 @@ def build(cli: Cli, tiny: list[str], *options: object) -> tuple[int, str, str]:
 
 
 def test_the_command_draws_the_steps_asked_for(cli: Cli, tiny: list[str]) -> None:
-    code, output, errors = build(cli, tiny, "--steps", "2,1,9", "--blocks", "96")
+    code, output, errors = build(cli, tiny, "--steps", "2,1,9", "--blocks", "192")
     assert code == 0
-    assert re.findall(r"After step (\d+): 96 blocks × 4 slots, paged, 6 sequences", output) == ["1", "2", "9"]
+    assert re.findall(r"After step (\d+): 192 blocks × 4 slots, paged, 6 sequences", output) == ["1", "2", "9"]
     assert "×4" in output
     assert "\x1b" not in output
-    assert errors.count("KV cache: ") == errors.count("KV cache: 96 blocks × 4 tokens") == 1
+    assert errors.count("KV cache: ") == errors.count("KV cache: 192 blocks × 4 tokens") == 1
 
 
 def test_the_pool_is_no_larger_than_what_is_drawn(cli: Cli, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

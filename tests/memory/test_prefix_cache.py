@@ -210,8 +210,11 @@ def test_requests_of_one_step_share_what_the_first_of_them_computes() -> None:
     assert second.copies.source.size == 0
     assert memory.table(first.seq)[:2].tolist() == memory.table(second.seq)[:2].tolist()
     memory.audit()
+    usage = memory.usage()
+    assert (usage.token_states, usage.reserved) == (0, 13), "shared or not, nothing is computed yet"
     memory.fill(np.array([first.seq, second.seq]), np.array([10, 3], np.int32))
     memory.audit()
+    assert memory.usage().token_states == 13
 
 
 def test_what_a_failed_step_was_to_compute_is_not_found() -> None:

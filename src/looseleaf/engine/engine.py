@@ -106,6 +106,7 @@ class Engine:
         self.on_plan: Callable[[StepPlan], None] | None = None
         """Told each step's plan before it runs, while its sequences hold their blocks; for whoever measures."""
         self._clock = clock
+        self._writer = object()
         self._seats = Seats(config.max_num_seqs, pool.max_model_len)
         self._prefix_caching = PrefixCaching(
             self.memory if config.enable_prefix_caching and isinstance(self.memory, BlockManager) else None,
@@ -206,6 +207,9 @@ class Engine:
         If the model fails, the step's requests are aborted (the next step says so) and the error is passed on; the
         others are unharmed.
         """
+        if self.kv_cache.writer is not self._writer:
+            self._prefix_caching.reset()
+            self.kv_cache.writer = self._writer
         now = self._clock()
         self._prefix_caching.expire_pins(now)
         plan = self.scheduler.schedule(now)

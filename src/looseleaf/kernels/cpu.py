@@ -42,6 +42,7 @@ class CpuKVCache:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.dtype = dtype
+        self.writer: object | None = None
         self.dtype_name = str(dtype).removeprefix("torch.")
         size = block_bytes(dtype, block_size, num_kv_heads, head_dim)
         self.storage = allocate_pool(num_layers * num_blocks * size, lock=lock_memory).view(

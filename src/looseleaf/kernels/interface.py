@@ -39,6 +39,9 @@ class KVCache(Protocol):
     num_blocks: int
     block_size: int
     dtype: torch.dtype
+    writer: object | None
+    """Whose tokens the blocks hold. Engines may take turns with one cache; whoever finds another's name here must not
+    believe that what it left is still there."""
 
     def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store `key` and `value` (`[num_tokens, num_kv_heads, head_dim]`) at `slots`."""

@@ -61,6 +61,7 @@ class ReferenceKVCache:
         dtype: torch.dtype,
     ) -> None:
         self.num_blocks = num_blocks
+        self.writer: object | None = None
         self.block_size = block_size
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
