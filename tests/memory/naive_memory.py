@@ -252,18 +252,18 @@ class NaiveContiguous(NaiveMemory):
         held = {block for seq in self.sequences.values() for block in seq.blocks}
         return [block not in held for block in range(self.num_blocks)]
 
-    def take(self, tokens: int, final: int) -> list[int]:
+    def take(self, tokens: int, final: int, region: int | None = None) -> list[int]:
         if final > self.max_tokens:
             raise InvalidSize("row")
         self.require_row()
-        needed = self.region_size(tokens, final)
+        needed = region or self.region_size(tokens, final)
         start = self.place(needed)
         if start is None:
             raise OutOfBlocks(needed, self.free)
         return list(range(start, start + needed))
 
     def take_fork(self, parent: NaiveSequence, final: int) -> list[int]:
-        return self.take(len(parent.tokens), final)
+        return self.take(len(parent.tokens), final, len(parent.blocks) if final == parent.final else None)
 
     def inherited_final(self, parent: NaiveSequence) -> int:
         return parent.final

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from looseleaf.errors import RequestTooLarge
-from looseleaf.memory import make_manager
+from looseleaf.memory import BlockManager, make_manager
 from looseleaf.memory.errors import OutOfBlocks, UnknownSequence
 from looseleaf.memory.interface import NO_COPIES, ROW_MASK, CopyPairs, KVMemory, SlotUsage
 from looseleaf.scheduler import Request, Scheduler, SchedulerConfig, Sequence, SequenceState, StepPlan
@@ -63,13 +63,23 @@ class NaiveMemory:
     def blocks_for(self, num_tokens: int) -> int:
         return ceil(num_tokens / self.block_size)
 
-    def can_ever_fit(self, num_tokens: int) -> bool:
-        return self.blocks_for(num_tokens) <= min(self.num_blocks, self.max_blocks_per_seq)
+    def can_ever_fit(self, num_tokens: int, *, num_sequences: int = 1, shared_tokens: int = 0) -> bool:
+        shared = shared_tokens // self.block_size if self.shares and num_sequences > 1 else 0
+        if self.shares and shared_tokens == num_tokens:
+            num_sequences = 1
+        own = self.blocks_for(num_tokens) - shared
+        return own + shared <= self.max_blocks_per_seq and shared + num_sequences * own <= self.num_blocks
 
     def can_admit(
-        self, num_tokens: int, *, final_tokens: int | None = None, keep_free: int = 0, prefix: None = None
+        self,
+        num_tokens: int,
+        *,
+        final_tokens: int | None = None,
+        keep_free: int = 0,
+        prefix: None = None,
+        num_sequences: int = 1,
     ) -> bool:
-        del final_tokens
+        del final_tokens, num_sequences
         assert prefix is None, "these workloads share nothing"
         return self.blocks_for(num_tokens) + keep_free <= self.num_free_blocks
 
@@ -91,22 +101,20 @@ class NaiveMemory:
         self.tables[seq], self.counts[seq], self.filled[seq] = table, count, filled
         return seq
 
-    def _growth(self, seqs: list[int]) -> list[tuple[int, int]]:
-        """(sequence, block to copy or -1) for each block that one more token each would take."""
+    def _growth(self, seqs: list[int], num_tokens: int) -> list[tuple[int, int]]:
+        """(sequence, block to copy or -1) for each block that more tokens each would take."""
         holders = Counter(block for table in self.tables.values() for block in table)
         growth = []
         for seq in seqs:
             count, table = self.counts[seq], self.tables[seq]
-            if count == len(table) * self.block_size:
-                growth.append((seq, -1))
-            elif holders[table[count // self.block_size]] > 1:
+            if count < len(table) * self.block_size and holders[table[-1]] > 1:
                 holders[table[-1]] -= 1
                 growth.append((seq, table[-1]))
+            growth += [(seq, -1)] * (self.blocks_for(count + num_tokens) - len(table))
         return growth
 
     def append(self, seqs: np.ndarray, num_tokens: int = 1) -> CopyPairs:
-        assert num_tokens == 1
-        growth = self._growth(seqs.tolist())
+        growth = self._growth(seqs.tolist(), num_tokens)
         copies = []
         for (seq, source), block in zip(growth, self._take(len(growth)), strict=True):
             if source < 0:
@@ -115,7 +123,7 @@ class NaiveMemory:
                 copies.append((source, block))
                 self.tables[seq][-1] = block
         for seq in seqs.tolist():
-            self.counts[seq] += 1
+            self.counts[seq] += num_tokens
         return _pairs(copies)
 
     def fill(self, seqs: np.ndarray, num_tokens: np.ndarray | int) -> None:
@@ -182,6 +190,8 @@ class Workload:
     """Tokens after which (request, sample) stops."""
     aborts: dict[int, list[tuple[str, bool]]] = field(default_factory=dict)
     """By step: (request, while the plan is in flight)."""
+    seed: int = 0
+    """From which the beams that go on are drawn."""
 
 
 def draw_workload(rng: random.Random, *, aborts: bool = False) -> Workload:
@@ -212,10 +222,42 @@ def draw_workload(rng: random.Random, *, aborts: bool = False) -> Workload:
             num_outputs[request.request_id, sample] = rng.choice([early, request.max_tokens])
     workload = Workload(config, num_blocks, block_size, requests, num_outputs)
     if aborts:
-        for _, request in requests:
-            if rng.random() < 0.6:
-                step = rng.randint(1, arrival + 30)
-                workload.aborts.setdefault(step, []).append((request.request_id, rng.random() < 0.5))
+        draw_aborts(rng, workload, arrival)
+    return workload
+
+
+def draw_aborts(rng: random.Random, workload: Workload, last_arrival: int) -> None:
+    for _, request in workload.requests:
+        if rng.random() < 0.6:
+            step = rng.randint(1, last_arrival + 30)
+            workload.aborts.setdefault(step, []).append((request.request_id, rng.random() < 0.5))
+
+
+def draw_beam_workload(rng: random.Random, *, aborts: bool = False) -> Workload:
+    """Beams, mostly, that grow long beside short prompts: admitted together, too many for the pool later."""
+    config = SchedulerConfig(
+        max_num_batched_tokens=rng.choice([rng.randint(2, 12), 64]),
+        max_num_seqs=rng.randint(2, 16),
+        max_model_len=64,
+        watermark=rng.choice([0.0, 0.1]),
+        max_bypass=rng.randint(0, 4),
+    )
+    block_size = rng.randint(1, 8)
+    num_blocks = rng.randint(16, 120) // block_size + 1
+    requests, num_outputs = [], {}
+    arrival = 0
+    for number in range(rng.randint(1, 6)):
+        arrival += rng.choice([0, 0, rng.randint(0, 6)])
+        searches = rng.random() < 0.7
+        width = rng.randint(1, min(6, config.max_num_seqs, config.max_num_batched_tokens) if searches else 2)
+        request = Request(f"r{number}", rng.randint(1, 12), rng.randint(1, 24), width, beams=searches)
+        requests.append((arrival, request))
+        for sample in range(width):
+            length = rng.choice([rng.randint(1, request.max_tokens), request.max_tokens])
+            num_outputs[request.request_id, sample] = num_outputs[request.request_id, 0] if sample else length
+    workload = Workload(config, num_blocks, block_size, requests, num_outputs, seed=rng.randrange(1000))
+    if aborts:
+        draw_aborts(rng, workload, arrival)
     return workload
 
 
@@ -238,6 +280,12 @@ class Driver:
         self.num_tokens_run = 0
         self.num_preempted = 0
         self.plans: list[tuple[Any, ...]] = []
+        self.rng = random.Random(workload.seed)
+        self.paths: dict[Sequence, list[int]] = {}
+        """Names of a beam's output tokens."""
+        self.num_named = 0
+        self.returning: set[Sequence] = set()
+        self.num_returns: Counter[Request] = Counter()
 
     def run(self) -> Driver:
         arrivals = sorted(self.workload.requests, key=lambda item: item[0])
@@ -258,8 +306,7 @@ class Driver:
         return self
 
     def add(self, request: Request) -> None:
-        largest = self.scheduler.largest_request
-        if request.final_len > largest or request.num_samples > self.config.max_num_seqs:
+        if not self.can_ever_run(request):
             with pytest.raises(RequestTooLarge):
                 self.scheduler.add(request)
         else:
@@ -267,6 +314,22 @@ class Driver:
             unended = sum(s.state is not SequenceState.FINISHED for r in self.accepted for s in r.sequences)
             self.num_earlier |= {sequence: unended + sequence.sample for sequence in request.sequences}
             self.accepted.append(request)
+
+    def can_ever_run(self, request: Request) -> bool:
+        """Beams may come to share nothing but the full blocks of their prompt."""
+        longest = self.scheduler.largest_request
+        if request.beams:
+            if request.num_samples > self.config.max_num_batched_tokens:
+                return False
+            if isinstance(self.memory, BlockManager) or getattr(self.memory, "shares", False):
+                size = self.workload.block_size
+                shared = request.prompt_len // size
+                needed = shared + request.num_samples * (ceil(request.cached_len / size) - shared)
+                if needed > self.workload.num_blocks and request.max_tokens > 1:
+                    return False
+            else:
+                longest = self.scheduler.largest_of(request.prompt_len, request.num_samples)
+        return request.final_len <= longest and request.num_samples <= self.config.max_num_seqs
 
     def strike(self, step: int, *, in_flight: bool) -> None:
         for request_id, during in self.workload.aborts.get(step, []):
@@ -282,7 +345,11 @@ class Driver:
     def step(self, step: int) -> None:
         running = self.scheduler.running
         plan = self.scheduler.schedule(float(step))
-        assert bool(plan) == self.scheduler.has_unfinished()
+        assert bool(plan or plan.preempted) == self.scheduler.has_unfinished()
+        for request in plan.formed:
+            for beam in request.sequences:
+                self.computed[beam] = self.computed[request.sequences[0]]
+                self.returning.add(beam)
         self.check_preemption(plan, running)
         self.check_bypass(plan)
         self.check_plan(plan)
@@ -298,19 +365,26 @@ class Driver:
         self.execute(plan)
         self.strike(step, in_flight=True)
         finished = self.sample(plan)
-        self.scheduler.commit(plan, finished, float(step))
+        self.scheduler.commit(plan, finished, float(step), self.parents)
 
     def check_preemption(self, plan: StepPlan, running: list[Sequence]) -> None:
         self.num_preempted += len(plan.preempted)
         for victim in plan.preempted:
-            assert victim.state is SequenceState.WAITING
+            assert victim.state is (SequenceState.PENDING_FORK if self.is_led(victim) else SequenceState.WAITING)
             assert victim.seq_id == -1
-            self.computed.pop(victim)
+            self.computed.pop(victim, None)
+            self.returning.add(victim)
+            self.num_returns[victim.request] += 1
+            assert not victim.request.beams or not any(s.seq_id >= 0 for s in victim.request.sequences)
         stayed = [s.precedence for s in running if s not in plan.preempted]
         if plan.preempted:
             assert not plan.admitted
-            assert stayed, "the oldest is never preempted"
-            assert max(stayed) < min(s.precedence for s in plan.preempted)
+            first = min(plan.preempted, key=lambda s: s.precedence)
+            if stayed:
+                assert max(stayed) < first.precedence
+            else:  # beams that found no room to fork into: they return to an empty pool
+                assert first.request.beams, "the oldest is never preempted"
+                assert not isinstance(self.memory, BlockManager)
 
     def check_bypass(self, plan: StepPlan) -> None:
         for sequence in plan.admitted:
@@ -334,7 +408,7 @@ class Driver:
         assert len(set(plan.sequences)) == len(plan.sequences)
         live = [s for request in self.accepted for s in request.sequences]
         running = [s for s in live if s.state is SequenceState.RUNNING]
-        leaders = {s.request: s for s in running if s.num_tokens == s.request.prompt_len}
+        leaders = {s.request for s in running}
         seats = len(running) + sum(s.state is SequenceState.PENDING_FORK for s in live if s.request in leaders)
         assert seats <= self.config.max_num_seqs
         assert self.scheduler.num_running == len(running)
@@ -352,18 +426,26 @@ class Driver:
             assert sequence.seq_id == seq_id
             assert sequence.num_computed == computed == self.computed[sequence]
             assert scheduled >= 1
-            assert lengths[seq_id & ROW_MASK] == sequence.num_tokens >= computed + scheduled
+            held = sequence.num_tokens if place < plan.num_decodes else sequence.prefill_len
+            assert lengths[seq_id & ROW_MASK] == held >= computed + scheduled
             pending = sum(s.state is SequenceState.PENDING_FORK for s in sequence.request.sequences)
             complete = computed + scheduled == sequence.num_tokens
             assert samples == (1 + pending if complete else 0)
             if place < plan.num_decodes:
                 assert scheduled == samples == 1
         if len(running) <= self.config.max_num_batched_tokens and running:
-            assert min(running, key=lambda s: s.precedence) in plan.sequences
-        for sequence in plan.sequences[: plan.num_decodes]:
+            oldest = min(running, key=lambda s: s.precedence)
+            assert any(s is oldest or (s.request is oldest.request and s.request.beams) for s in plan.sequences)
+        decodes = plan.sequences[: plan.num_decodes]
+        for sequence in decodes:
             turns = ceil(self.config.max_num_seqs / self.config.max_num_batched_tokens) + 1
-            assert plan.step - self.last_turn[sequence] <= turns
+            if any(request.beams for request in self.accepted):
+                turns *= 2  # a step that would have to part beams is not filled
+            assert plan.step - self.last_turn[sequence] <= turns or sequence in self.returning
             self.last_turn[sequence] = plan.step
+            self.returning.discard(sequence)
+            if sequence.request.beams:
+                assert all(beam in decodes for beam in sequence.request.sequences)
 
     def execute(self, plan: StepPlan) -> None:
         """Carry out copies, write this step's tokens, and see that every query can read its whole context."""
@@ -384,14 +466,21 @@ class Driver:
         for slots, names in contexts:
             assert np.array_equal(self.slots[slots], names)
 
+    def is_led(self, sequence: Sequence) -> bool:
+        return sequence.request.beams and sequence.sample > 0
+
     def names(self, sequence: Sequence, positions: np.ndarray) -> np.ndarray:
         request = self.accepted.index(sequence.request)
+        if sequence.request.beams:
+            prompt = request * 100_000 + np.arange(sequence.request.prompt_len)
+            return np.concatenate([prompt, np.array(self.paths.get(sequence, []), np.int64)])[positions]
         sample = np.where(positions < sequence.request.prompt_len, 0, sequence.sample + 1)
         return (request * 100 + sample) * 1000 + positions
 
     def sample(self, plan: StepPlan) -> set[Sequence]:
         finished = set()
         self.expected = {}
+        self.parents: dict[Request, list[int]] = {}
         for sequence, samples in zip(plan.sequences, plan.num_samples.tolist(), strict=True):
             if not samples or sequence.state is not SequenceState.RUNNING:
                 continue
@@ -404,7 +493,24 @@ class Driver:
                     finished.add(member)
                 else:
                     self.computed[member] = self.computed[sequence]
+            if sequence.request.beams and sequence not in finished:
+                self.continue_beams(sequence.request)
         return finished
+
+    def continue_beams(self, request: Request) -> None:
+        if request in self.parents:
+            return
+        width = request.num_samples
+        known = width if self.paths.get(request.sequences[0]) else 1
+        choices = self.rng.sample(range(known), self.rng.choice([known, known, self.rng.randint(1, known)]))
+        parents = [*choices, *self.rng.choices(choices, k=width - len(choices))]
+        if self.rng.random() < 0.5:
+            parents.sort()
+        self.parents[request] = parents
+        paths = [list(self.paths.get(request.sequences[parent], [])) for parent in parents]
+        for beam, path in zip(request.sequences, paths, strict=True):
+            self.num_named += 1
+            self.paths[beam] = [*path, -2 - self.num_named]
 
     def check_between_steps(self) -> None:
         for sequence, num_tokens in self.expected.items():
@@ -415,7 +521,7 @@ class Driver:
                     assert sequence.num_computed == self.computed[sequence] < sequence.num_tokens
                 else:
                     assert sequence.seq_id == -1
-                    if sequence.state is SequenceState.WAITING:
+                    if sequence.state is not SequenceState.FINISHED:
                         assert sequence.num_computed == 0
 
     def check_end(self) -> None:
@@ -451,6 +557,12 @@ def make_memory() -> Callable[..., KVMemory]:
 def make_workload() -> Callable[..., Workload]:
     """`(random.Random, *, aborts=False)`: a small random workload, most of them short of memory."""
     return draw_workload
+
+
+@pytest.fixture(scope="session")
+def make_beam_workload() -> Callable[..., Workload]:
+    """The same, with beams among the requests."""
+    return draw_beam_workload
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,8 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None = None
     """Sum of the sampled tokens' logprobs; None unless logprobs were asked for or needed to rank samples."""
+    score: float | None = None
+    """With beams: what the outputs are ranked by, log-probability / length ** length_penalty."""
     logprobs: list[dict[int, Logprob]] | None = None
     """By position: token id to logprob; the sampled token and the most likely ones."""
     finish_reason: FinishReason | None = None

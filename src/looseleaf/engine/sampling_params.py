@@ -9,8 +9,9 @@ import numbers
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from looseleaf.engine.beam_params import MAX_LENGTH_PENALTY, check_beam_params
 from looseleaf.engine.sampling_errors import InvalidParameter, UnknownParameter
 from looseleaf.errors import InvalidRequest
 
@@ -67,6 +68,14 @@ class SamplingParams:
     """Samples returned for the prompt."""
     best_of: int | None = None
     """Samples generated, of which the `n` with the highest cumulative logprob are returned. None: `n`."""
+    beam_width: int | None = None
+    """Beam search with this many beams, of which the `n` best outputs are returned; nothing is drawn. Bias and
+    penalties apply to log-probabilities. 1 is greedy. None: no beams."""
+    length_penalty: float = 1.0
+    """Beams: outputs are compared by log-probability / length ** length_penalty, -10 to 10; above 0 favours long
+    ones."""
+    early_stopping: bool | Literal["never"] = False
+    """Beams: stop at `beam_width` outputs (True); when no better one is likely (False); or possible ("never")."""
     temperature: float = 1.0
     """0 (or anything below 1e-5) is greedy; at most 100."""
     top_k: int = 0
@@ -106,6 +115,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _integer(self, "n", 1, MAX_SAMPLES)
         _integer(self, "best_of", 1, MAX_SAMPLES, optional=True)
+        _integer(self, "beam_width", 1, MAX_SAMPLES, optional=True)
+        _real(self, "length_penalty", -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidParameter("early_stopping", self.early_stopping, "True, False or 'never'")
         _real(self, "temperature", 0, 100)
         _integer(self, "top_k", -1, MAX_COUNT)
         _real(self, "top_p", 0, 1, above=True, hint="For the most likely token only, set temperature=0.")
@@ -128,6 +141,7 @@ class SamplingParams:
             raise InvalidParameter("best_of", self.best_of, f"at least n, which is {self.n}")
         if self.max_tokens is not None and not self.max_tokens_is_default and self.min_tokens > self.max_tokens:
             raise InvalidParameter("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
+        check_beam_params(self)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> SamplingParams:
@@ -150,7 +164,9 @@ class SamplingParams:
 
     @property
     def num_samples(self) -> int:
-        """Samples to generate: `best_of`, or `n`."""
+        """Samples to generate: `beam_width`, `best_of`, or `n`."""
+        if self.beam_width is not None:
+            return self.beam_width
         return self.n if self.best_of is None else self.best_of
 
     @property
@@ -171,7 +187,7 @@ class SamplingParams:
     @property
     def needs_logprobs(self) -> bool:
         """Whether the sampled tokens' logprobs are reported, or needed to rank the samples."""
-        return self.logprobs is not None or self.num_samples > self.n
+        return self.logprobs is not None or self.beam_width is not None or self.num_samples > self.n
 
     def _normalise_logit_bias(self) -> None:
         given: Any = self.logit_bias

@@ -52,6 +52,10 @@ class SequenceMemory(ABC):
         """Blocks that one sequence could get in the empty pool."""
 
     @abstractmethod
+    def _fit_together(self, num_tokens: int, num_sequences: int, shared_tokens: int) -> bool:
+        """`can_ever_fit` for several sequences, each of which fits alone."""
+
+    @abstractmethod
     def blocks_for(self, num_tokens: int) -> int: ...
 
     @abstractmethod
@@ -75,9 +79,15 @@ class SequenceMemory(ABC):
     def _findings(self) -> list[str]:
         """Audit of what the subclass adds to the tables."""
 
-    def can_ever_fit(self, num_tokens: int) -> bool:
-        """Could a sequence that grows to `num_tokens` live in the empty pool?"""
-        return self.blocks_for(num_tokens) <= self._largest_possible and num_tokens <= self.max_tokens_per_seq
+    def can_ever_fit(self, num_tokens: int, *, num_sequences: int = 1, shared_tokens: int = 0) -> bool:
+        """Could `num_sequences` that grow to `num_tokens` live in the empty pool, forks that have only their first
+        `shared_tokens` in common?"""
+        fits = self.blocks_for(num_tokens) <= self._largest_possible and num_tokens <= self.max_tokens_per_seq
+        if not fits or num_sequences == 1:
+            return fits
+        num_sequences = checked_count("num_sequences", num_sequences)
+        shared_tokens = checked_count("shared_tokens", shared_tokens, minimum=0, maximum=num_tokens)
+        return num_sequences <= self.max_num_seqs and self._fit_together(num_tokens, num_sequences, shared_tokens)
 
     @property
     def block_tables(self) -> NDArray[np.int32]:

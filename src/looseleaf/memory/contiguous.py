@@ -95,6 +95,12 @@ class ContiguousManager(SequenceMemory):
     def _largest_possible(self) -> int:
         return self._placement.largest_possible
 
+    def _fit_together(self, num_tokens: int, num_sequences: int, shared_tokens: int) -> bool:
+        # Forks are as large as the first, which may be admitted anew at any length after a preemption.
+        lengths = range(max(shared_tokens, 1), num_tokens + 1)
+        largest = max(self._region_blocks(length, num_tokens) for length in lengths)
+        return largest <= self._placement.largest_possible and num_sequences <= self.num_blocks // largest
+
     def can_admit(
         self,
         num_tokens: int,
@@ -102,15 +108,17 @@ class ContiguousManager(SequenceMemory):
         final_tokens: int | None = None,
         keep_free: int = 0,
         prefix: Prefix | None = None,  # noqa: ARG002 (nothing is shared here)
+        num_sequences: int = 1,
     ) -> bool:
-        """Is there a hole for the region now? Every region holds all its growth, so `keep_free` has no use here."""
+        """Are there holes for the regions now? Every region holds all its growth, so `keep_free` has no use here."""
         num_tokens, final = self._checked_growth(num_tokens, final_tokens)
         checked_count("keep_free", keep_free, minimum=0)
-        return (
-            final <= self.max_tokens_per_seq
-            and self._tables.num_free_rows > 0
-            and self._region_blocks(num_tokens, final) <= self._placement.largest_hole
-        )
+        if final > self.max_tokens_per_seq or self._tables.num_free_rows < num_sequences:
+            return False
+        needed = self._region_blocks(num_tokens, final)
+        if num_sequences == 1:
+            return needed <= self._placement.largest_hole
+        return sum(hole.blocks // needed for hole in self._placement.holes()) >= num_sequences
 
     def admit(
         self, num_tokens: int, *, final_tokens: int | None = None, request_id: str = "", filled: int = 0
@@ -146,7 +154,8 @@ class ContiguousManager(SequenceMemory):
     ) -> tuple[SequenceId, CopyPairs]:
         """A second sequence with the same tokens in a region of its own, and the copies of the blocks that hold them.
 
-        Without `final_tokens` it will grow as far as the first. Raises `UnknownSequence`, `InvalidSize`,
+        Without `final_tokens` it will grow as far as the first, and one that does has a region as large. So whoever
+        gives up one of such forks can fork another of them instead. Raises `UnknownSequence`, `InvalidSize`,
         `UncomputedTokens`, `OutOfRows` or `OutOfBlocks`.
         """
         tables = self._tables
@@ -155,7 +164,8 @@ class ContiguousManager(SequenceMemory):
         final = int(self._final[row]) if final_tokens is None else final_tokens
         final = checked_count("final_tokens", final, minimum=length)
         self._require_computed(row)
-        child, blocks = self._open(length, final, length, request_id)
+        as_large = self._regions[row].blocks if final == self._final[row] else None
+        child, blocks = self._open(length, final, length, request_id, as_large)
         used = -(-length // self.block_size)
         copies = CopyPairs(tables.blocks(row)[:used].copy(), blocks[:used].copy())
         if self.events:
@@ -211,11 +221,13 @@ class ContiguousManager(SequenceMemory):
         exact = self._placement.rounded(-(-final_tokens // self.block_size))
         return max(exact, min(blocks, self._placement.largest_possible))
 
-    def _open(self, num_tokens: int, final: int, filled: int, request_id: str) -> tuple[SequenceId, Blocks]:
+    def _open(
+        self, num_tokens: int, final: int, filled: int, request_id: str, region_blocks: int | None = None
+    ) -> tuple[SequenceId, Blocks]:
         """The new sequence and all blocks of its region, of which its row lists what it can address."""
         self._require_addressable(final)
         self._tables.require_row()
-        needed = self._region_blocks(num_tokens, final)
+        needed = region_blocks or self._region_blocks(num_tokens, final)
         region = self._placement.allocate(needed)
         if region is None:
             raise OutOfBlocks(

@@ -94,8 +94,9 @@ class KVMemory(Protocol):
         """Blocks that a sequence of `num_tokens` takes when it is admitted alone."""
         ...
 
-    def can_ever_fit(self, num_tokens: int) -> bool:
-        """Could a sequence that grows to `num_tokens` live in the empty pool?"""
+    def can_ever_fit(self, num_tokens: int, *, num_sequences: int = 1, shared_tokens: int = 0) -> bool:
+        """Could a sequence that grows to `num_tokens` live in the empty pool? Or `num_sequences` of them at once, forks
+        that have only their first `shared_tokens` in common?"""
         ...
 
     def can_admit(
@@ -105,9 +106,10 @@ class KVMemory(Protocol):
         final_tokens: int | None = None,
         keep_free: int = 0,
         prefix: Prefix | None = None,
+        num_sequences: int = 1,
     ) -> bool:
         """Would `admit` (with `prefix`: `admit_prefix`) succeed now, and leave `keep_free` blocks free for sequences
-        that grow later?
+        that grow later? And, with `num_sequences`, could the others fork from it right away?
 
         Contiguous memory ignores `keep_free`: its sequences have reserved their growth.
         """
@@ -144,7 +146,8 @@ class KVMemory(Protocol):
         self, seq: SequenceId, *, request_id: str = "", final_tokens: int | None = None
     ) -> tuple[SequenceId, CopyPairs]:
         """A second sequence with the same tokens. Paged memory shares every block and copies nothing;
-        contiguous memory takes a region of its own and returns the copies."""
+        contiguous memory takes a region of its own (as large as the first one's, if it is to grow as far) and
+        returns the copies."""
         ...
 
     def truncate(self, seq: SequenceId, num_tokens: int) -> None:

@@ -63,6 +63,12 @@ class BlockManager(SequenceMemory):
     def _largest_possible(self) -> int:
         return self.num_blocks
 
+    def _fit_together(self, num_tokens: int, num_sequences: int, shared_tokens: int) -> bool:
+        if shared_tokens == num_tokens:
+            return True
+        shared = shared_tokens // self.block_size
+        return shared + num_sequences * (self.blocks_for(num_tokens) - shared) <= self.num_blocks
+
     def can_admit(
         self,
         num_tokens: int,
@@ -70,11 +76,13 @@ class BlockManager(SequenceMemory):
         final_tokens: int | None = None,
         keep_free: int = 0,
         prefix: Prefix | None = None,
+        num_sequences: int = 1,
     ) -> bool:
-        """Would `admit` (with `prefix`: `admit_prefix`) succeed now and leave `keep_free` blocks free?"""
+        """Would `admit` (with `prefix`: `admit_prefix`) succeed now and leave `keep_free` blocks free? Further
+        sequences that fork from it take only rows."""
         num_tokens, _ = self._checked_growth(num_tokens, final_tokens)
         keep_free = checked_count("keep_free", keep_free, minimum=0)
-        if num_tokens > self.max_tokens_per_seq or self._tables.num_free_rows == 0:
+        if num_tokens > self.max_tokens_per_seq or self._tables.num_free_rows < num_sequences:
             return False
         needed = self.blocks_for(num_tokens)
         if prefix is not None and needed + keep_free > self._pool.num_free:

@@ -72,6 +72,15 @@ class Sequence:
     """Smaller requests that were admitted past it while it was the head of the queue, in its whole life."""
 
     @property
+    def prefill_len(self) -> int:
+        """Tokens to compute before it decodes. Beams that return from a preemption leave the last one, so that all
+        sample in one step."""
+        request = self.request
+        if not request.lineage:
+            return self.num_tokens
+        return request.common_len if request.pending_forks else self.num_tokens - 1
+
+    @property
     def num_seats(self) -> int:
         """Itself and those that will fork from it; once it has forked, or was forked, none are pending."""
         return 1 if self.request.num_samples == 1 else 1 + len(self.request.pending_forks)
@@ -92,6 +101,8 @@ class Request:
     max_tokens: int
     """Most tokens each sample may generate (the engine has bounded it by max_model_len)."""
     num_samples: int = 1
+    beams: bool = False
+    """The samples are beams: they advance in lockstep, and each step says which of them each one continues."""
     arrival: float = 0.0
     prefix: Prefix | None = None
     """The prompt, for the prefix cache."""
@@ -100,6 +111,10 @@ class Request:
     divergence: Divergence | None = None
     """Where the prompt, when it was admitted, first differed from the cached sequence most like it."""
     sequences: list[Sequence] = field(default_factory=list)
+    lineage: list[tuple[int, ...]] = field(default_factory=list)
+    """Beams: for each token of the output so far, the beam that each one continued with it."""
+    common_len: int = 0
+    """Beams: tokens that the first one computes for all of them, before they fork from it."""
 
     def __post_init__(self) -> None:
         self.sequences = [
@@ -117,6 +132,16 @@ class Request:
     def cached_len(self) -> int:
         """Most tokens a sample ever has in the cache: the last one sampled is never computed."""
         return self.final_len - 1
+
+    @property
+    def num_common_steps(self) -> int:
+        """Output tokens that all beams have in common."""
+        beams = set(range(self.num_samples))
+        for step in reversed(range(len(self.lineage))):
+            if len(beams) == 1:
+                return step + 1
+            beams = {self.lineage[step][beam] for beam in beams}
+        return 0
 
     @property
     def pending_forks(self) -> list[Sequence]:
@@ -144,6 +169,8 @@ class StepPlan:
     """Block copies to carry out before anything is written."""
     admitted: list[Sequence]
     preempted: list[Sequence]
+    formed: list[Request]
+    """Beams that forked since the last plan, having been preempted or found no room before: they have new ids."""
 
     @property
     def num_tokens(self) -> int:

@@ -7,25 +7,31 @@ from looseleaf.memory.interface import KVMemory
 from looseleaf.scheduler.interface import Request, SchedulerConfig, SequenceState
 
 
+def largest_beams(config: SchedulerConfig, memory: KVMemory, num_beams: int, prompt_len: int) -> int:
+    """Most tokens (prompt and output) of each of `num_beams` beams that have only the prompt in common."""
+    fits, too_large = 0, config.max_model_len
+    while fits + 1 < too_large:
+        middle = (fits + too_large) // 2
+        if memory.can_ever_fit(middle, num_sequences=num_beams, shared_tokens=min(prompt_len, middle)):
+            fits = middle
+        else:
+            too_large = middle
+    return fits + 1  # the last token sampled never enters the cache
+
+
 def largest_request(config: SchedulerConfig, memory: KVMemory) -> int:
     """Most tokens (prompt and output of one sample) that run to their end alone in the empty pool.
 
     Raises `ConfigurationError` when not even one prompt token and one output token would.
     """
-    fits, too_large = 0, config.max_model_len
-    while fits + 1 < too_large:
-        middle = (fits + too_large) // 2
-        if memory.can_ever_fit(middle):
-            fits = middle
-        else:
-            too_large = middle
-    if fits == 0:
+    largest = largest_beams(config, memory, num_beams=1, prompt_len=0)
+    if largest == 1:
         raise ConfigurationError(
             f"Not one request fits: the longest sequence is {config.max_model_len} tokens and the pool has "
             f"{memory.num_blocks} blocks of {memory.block_size} tokens.",
             hint="A request is at least two tokens long: give the pool more memory or raise max_model_len.",
         )
-    return fits + 1  # the last token sampled never enters the cache
+    return largest
 
 
 def check_request(request: Request, config: SchedulerConfig, limit: int) -> None:
@@ -49,9 +55,19 @@ def check_request(request: Request, config: SchedulerConfig, limit: int) -> None
             limit=config.max_num_seqs,
             hint="Ask for fewer samples, or raise max_num_seqs.",
         )
+    if request.beams and request.num_samples > config.max_num_batched_tokens:
+        raise RequestTooLarge(
+            f"Request {request.request_id!r} asks for {request.num_samples} beams, which advance together, and a step "
+            f"has {config.max_num_batched_tokens} tokens.",
+            needed=request.num_samples,
+            limit=config.max_num_batched_tokens,
+            hint="Ask for fewer beams, or raise max_num_batched_tokens.",
+        )
     if request.final_len > limit:
         bound_by_model = limit == config.max_model_len
         bound = "the maximum length" if bound_by_model else "the most that the empty KV pool can hold"
+        if request.beams and not bound_by_model:
+            bound += f" of {request.num_samples} such beams"
         raise RequestTooLarge(
             f"Request {request.request_id!r} needs {request.final_len} tokens ({request.prompt_len} of prompt and up "
             f"to {request.max_tokens} of output), and {bound} is {limit}.",

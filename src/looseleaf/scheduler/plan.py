@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from looseleaf.memory.interface import NO_COPIES, CopyPairs, SequenceIds
 from looseleaf.scheduler.errors import InvalidCommit
-from looseleaf.scheduler.interface import Sequence, SequenceState, StepPlan
+from looseleaf.scheduler.interface import Request, Sequence, SequenceState, StepPlan
 
 
 def build_plan(
@@ -22,6 +22,7 @@ def build_plan(
     copies: list[CopyPairs],
     admitted: list[Sequence],
     preempted: list[Sequence],
+    formed: list[Request],
 ) -> StepPlan:
     """`seq_ids` and `num_tokens` (known, not computed) are those of the decodes; `chunks` says how many
     tokens of each prefilling sequence are computed; `copies` are in the order in which they were decided."""
@@ -44,6 +45,7 @@ def build_plan(
         copies=_joined(copies),
         admitted=admitted,
         preempted=preempted,
+        formed=formed,
     )
 
 

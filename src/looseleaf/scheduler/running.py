@@ -41,13 +41,22 @@ class DecodeSet:
         self._table[:, column : count - 1] = self._table[:, column + 1 : count]
         del self.sequences[column]
 
+    def rebind(self, sequence: Sequence) -> None:
+        """It has another memory id now."""
+        self._seq_ids[self._column(sequence)] = sequence.seq_id
+
     def pick(self, budget: int) -> Index:
         """Columns of those that decode next. If they are more than `budget`, they take turns: each of N
-        decodes within ceil(N / budget) steps."""
+        decodes within ceil(N / budget) steps. Beams of a request join together and so have their turns one after
+        the other; as many decode as can without leaving one of them behind."""
         count = len(self)
         if count <= budget:
             return slice(0, count)
-        return np.argsort(self._turns[:count], kind="stable")[:budget]
+        order = np.argsort(self._turns[:count], kind="stable")
+        first_left = self.sequences[order[budget]].request
+        while budget and first_left.beams and self.sequences[order[budget - 1]].request is first_left:
+            budget -= 1
+        return order[:budget]
 
     def at(self, index: Index) -> tuple[list[Sequence], NDArray[np.int64], NDArray[np.int32]]:
         """Sequences, memory ids, and tokens known, as copies."""

@@ -12,6 +12,7 @@ import math
 from bisect import insort
 from collections.abc import Collection
 from itertools import islice
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -20,13 +21,15 @@ from numpy.typing import NDArray
 from looseleaf.errors import ConfigurationError, InvalidRequest
 from looseleaf.memory.errors import OutOfBlocks
 from looseleaf.memory.interface import CopyPairs, KVMemory, SequenceIds
+from looseleaf.scheduler.beams import BeamGroups, Parents, check_parents, sampled_beams
 from looseleaf.scheduler.errors import StepOutOfOrder
 from looseleaf.scheduler.interface import Request, SchedulerConfig, Sequence, SequenceState, StepPlan, by_precedence
-from looseleaf.scheduler.limits import check_request, largest_request
+from looseleaf.scheduler.limits import check_request, largest_beams, largest_request
 from looseleaf.scheduler.plan import build_plan, check_finished
 from looseleaf.scheduler.queue import WaitingQueue
 from looseleaf.scheduler.running import DecodeSet
 
+NO_PARENTS: Parents = MappingProxyType({})
 WaitingReason: TypeAlias = Literal["blocks", "seats", "budget"]
 
 
@@ -57,6 +60,8 @@ class Scheduler:
         self._waiting = WaitingQueue(config.max_bypass)
         self._prefilling: list[Sequence] = []
         self._decoding = DecodeSet(config.max_num_seqs)
+        self._beams = BeamGroups(memory, self._prefilling, self._decoding)
+        self._num_beam_requests = 0
         self._fork_copies: list[CopyPairs] = []
         self._plan: StepPlan | None = None
         self._ended_in_flight = False
@@ -91,16 +96,28 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         return bool(self._requests)
 
+    def largest_of(self, prompt_len: int, num_beams: int = 1) -> int:
+        """Most tokens, prompt and output together, of each beam of a request; without beams `largest_request`."""
+        if num_beams == 1:
+            return self.largest_request
+        return largest_beams(self.config, self.memory, num_beams, prompt_len)
+
+    def check(self, request: Request) -> None:
+        """Raise what `add` would raise for this request under another id, without adding it."""
+        num_beams = request.num_samples if request.beams else 1
+        check_request(request, self.config, self.largest_of(request.prompt_len, num_beams))
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises `RequestTooLarge` for what can never run, `InvalidRequest` for nonsense."""
         if request.request_id in self._requests:
             raise InvalidRequest(
                 f"Request id {request.request_id!r} is already in use.", hint="Give every request an id of its own."
             )
-        check_request(request, self.config, self.largest_request)
+        self.check(request)
         for sequence in request.sequences:
             sequence.precedence = (self._num_added, sequence.sample)
         self._num_added += 1
+        self._num_beam_requests += request.beams
         self._requests[request.request_id] = request
         self._enqueue(request.sequences[0])
 
@@ -130,13 +147,15 @@ class Scheduler:
         self.memory.step = self._step
         copies, self._fork_copies = self._fork_copies, []
         preempted: list[Sequence] = []
+        formed = [request for request in self._beams.unformed if self._form(request, copies, preempted)]
         decodes, seq_ids, num_tokens = self._grow_decodes(copies, preempted)
         budget = self.config.max_num_batched_tokens - len(decodes)
         chunks: list[tuple[Sequence, int]] = []
         for sequence in self._prefilling:
             if budget == 0:
                 break
-            budget -= self._add_chunk(sequence, budget, chunks)
+            if sequence.num_computed < sequence.prefill_len:  # else a beam that waits for the others
+                budget -= self._add_chunk(sequence, budget, chunks)
         num_continued = len(chunks)
         if preempted:
             self._waiting_reason = "blocks"  # those that stay need every block: nobody is admitted on top
@@ -152,11 +171,21 @@ class Scheduler:
             copies=copies,
             admitted=[sequence for sequence, _ in chunks[num_continued:]],
             preempted=preempted,
+            formed=formed,
         )
         return self._plan
 
-    def commit(self, plan: StepPlan, finished: Collection[Sequence], now: float) -> None:  # noqa: ARG002 (as above)
+    def commit(
+        self,
+        plan: StepPlan,
+        finished: Collection[Sequence],
+        now: float,  # noqa: ARG002 (as above)
+        parents: Parents = NO_PARENTS,
+    ) -> None:
         """Record that `plan` was run and every due token sampled; `finished` sequences give back their blocks.
+
+        `parents`: for each request whose beams sampled and go on, the beam that each of them continues (0 for all
+        after the prompt). Beams finish together.
 
         Sequences that `abort` ended while the plan was in flight are passed over. So a plan that failed to run is
         dropped by aborting its requests and committing it, but not before its `copies` are made: among them are those
@@ -169,6 +198,8 @@ class Scheduler:
                 f"Step {plan.step} is not in flight.", hint="Commit the plan that schedule() returned last, once."
             )
         check_finished(plan, done, self._decoding.at_last_token(plan.step))
+        beams = sampled_beams(plan) if self._num_beam_requests else []
+        check_parents(beams, done, parents)
         self._plan = None
         seq_ids, num_scheduled, sequences = plan.seq_ids, plan.num_scheduled, plan.sequences
         num_decodes = plan.num_decodes
@@ -185,8 +216,12 @@ class Scheduler:
             sequence.num_tokens += 1
         for sequence, tokens in zip(sequences[num_decodes:], num_scheduled[num_decodes:].tolist(), strict=True):
             sequence.num_computed += tokens
-            if sequence.num_computed == sequence.num_tokens:
+            if sequence.num_computed == sequence.prefill_len:
                 self._complete_prefill(sequence, done)
+        for request in beams:
+            self._nothing_admissible = False  # dropped beams give blocks back
+            if request.sequences[0] not in done:
+                self._beams.continue_from(request, parents[request], self._step, self._fork_copies)
         if done:
             for sequence in sequences:  # in the plan's order: that of a set would not be reproducible
                 if sequence in done:
@@ -204,20 +239,41 @@ class Scheduler:
             try:
                 copies.append(self.memory.append(picked[1]))
             except OutOfBlocks:
-                preempted.append(self._preempt_latest())
+                preempted += self._preempt_latest()
             else:
                 self._decoding.mark(index, self._step)
                 return picked
 
-    def _preempt_latest(self) -> Sequence:
-        victim = max((group[-1] for group in (self._prefilling, self._decoding.sequences) if group), key=by_precedence)
-        self._leave_memory(victim)
-        self._back_to_queue(victim, dropped=victim.num_computed)
-        return victim
+    def _form(self, request: Request, copies: list[CopyPairs], preempted: list[Sequence]) -> bool:
+        """Make beams decode that wait for memory to fork into, at the cost of the latest; False if it is they."""
+        while request.sequences[0].state is SequenceState.RUNNING:
+            try:
+                self._beams.form(request, self._step - 1, copies)
+            except OutOfBlocks:
+                preempted += self._preempt_latest()
+            else:
+                return True
+        return False
+
+    def _preempt_latest(self) -> list[Sequence]:
+        """Send the latest sequence back to the queue, with all other beams if it is one; returns them."""
+        latest = max((group[-1] for group in (self._prefilling, self._decoding.sequences) if group), key=by_precedence)
+        if not latest.request.beams:
+            self._leave_memory(latest)
+            self._back_to_queue(latest, dropped=latest.num_computed)
+            return [latest]
+        dropped = self._beams.disband(latest.request)
+        victims = [beam for beam in latest.request.sequences if beam.state is SequenceState.RUNNING]
+        for beam in victims:
+            self._leave_memory(beam)
+            beam.num_computed, beam.state = 0, SequenceState.PENDING_FORK
+        self.num_preemptions += len(victims) - 1
+        self._back_to_queue(victims[0], dropped=dropped)
+        return victims
 
     def _add_chunk(self, sequence: Sequence, budget: int, chunks: list[tuple[Sequence, int]]) -> int:
         """Compute as many of its tokens as the budget allows; others may share their blocks from this step on."""
-        tokens = min(budget, sequence.num_tokens - sequence.num_computed)
+        tokens = min(budget, sequence.prefill_len - sequence.num_computed)
         chunks.append((sequence, tokens))
         if sequence.prefix is not None:
             self.memory.register(sequence.seq_id, sequence.prefix.tokens, sequence.num_computed + tokens)
@@ -250,11 +306,14 @@ class Scheduler:
     def _obstacle(self, sequence: Sequence, seats: int) -> WaitingReason | None:
         if sequence.num_seats > seats:
             return "seats"
+        request = sequence.request
+        keep_free = self._watermark_blocks if self.num_running else 0
         fits = self.memory.can_admit(
-            sequence.num_tokens,
-            final_tokens=sequence.request.cached_len,
-            keep_free=self._watermark_blocks if self.num_running else 0,
+            sequence.prefill_len,
+            final_tokens=request.cached_len,
+            keep_free=keep_free + (self._beams.blocks_to_begin(request) if request.beams else 0),
             prefix=sequence.prefix,
+            num_sequences=request.num_samples if request.beams else 1,
         )
         return None if fits else "blocks"
 
@@ -262,7 +321,7 @@ class Scheduler:
         request = sequence.request
         if sequence.prefix is None:
             sequence.seq_id = self.memory.admit(
-                sequence.num_tokens, final_tokens=request.cached_len, request_id=request.request_id
+                sequence.prefill_len, final_tokens=request.cached_len, request_id=request.request_id
             )
         else:
             admission = self.memory.admit_prefix(
@@ -290,7 +349,16 @@ class Scheduler:
 
     def _complete_prefill(self, sequence: Sequence, done: set[Sequence]) -> None:
         """It has sampled a token; if that was the prompt's first, its siblings fork before it may leave."""
+        if sequence.request.lineage:
+            self._beams.prefilled(sequence, self._step)
+            return
         sequence.num_tokens += 1
+        if sequence.request.beams:
+            for beam in sequence.request.pending_forks:
+                beam.num_tokens = sequence.num_tokens
+                if beam in done:
+                    self._end(beam)
+            return
         self._prefilling.remove(sequence)
         self._decoding.add(sequence, self._step)
         for sibling in sequence.request.pending_forks:
@@ -335,3 +403,5 @@ class Scheduler:
         request = sequence.request
         if all(other.state is SequenceState.FINISHED for other in request.sequences):
             del self._requests[request.request_id]
+            self._num_beam_requests -= request.beams
+            self._beams.forget(request)
