@@ -52,6 +52,8 @@ def test_every_setting_reaches_the_engine() -> None:
         max_bypass=2,
         engine_seed=9,
     ).config()
+    beams = SamplingOptions(n=2, beam_width=3, length_penalty=0.5, early_stopping="never").params()
+    assert (beams.n, beams.beam_width, beams.length_penalty, beams.early_stopping) == (2, 3, 0.5, "never")
     sampling = SamplingOptions(
         max_tokens=7,
         min_tokens=2,
@@ -75,8 +77,8 @@ def test_every_setting_reaches_the_engine() -> None:
         skip_special_tokens=False,
     ).params()
     for value, default in ((engine, EngineConfig()), (sampling, SamplingParams())):
-        unchanged = [f.name for f in fields(value) if getattr(value, f.name) == getattr(default, f.name)]
-        assert unchanged == []
+        unchanged = {f.name for f in fields(value) if getattr(value, f.name) == getattr(default, f.name)}
+        assert unchanged == ({"beam_width", "length_penalty", "early_stopping"} if value is sampling else set())
     assert (engine.seed, engine.block_size, engine.allocator) == (9, 8, "contiguous-pow2")
     assert sampling.logit_bias == {5: -1.5, 6: 2.0}
     assert (sampling.seed, sampling.stop, sampling.stop_token_ids) == (11, ("a", "b"), (1, 2))

@@ -18,7 +18,16 @@ from looseleaf.errors import LooseleafError
 if TYPE_CHECKING:
     from looseleaf.cli.conversation import Conversation
 
-NOT_FOR_CHATS = ("n", "best_of", "logprobs", "prompt_logprobs", "json")
+NOT_FOR_CHATS = (
+    "n",
+    "best_of",
+    "beam_width",
+    "length_penalty",
+    "early_stopping",
+    "logprobs",
+    "prompt_logprobs",
+    "json",
+)
 COMMANDS = "/reset forgets the conversation, /help says this, /exit or Ctrl-D leaves. Ctrl-C stops an answer."
 
 

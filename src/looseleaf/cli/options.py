@@ -33,6 +33,11 @@ def count_or_none(value: int | str | None) -> int | None:
         raise typer.BadParameter(f"{value!r} is neither a whole number nor {NO_LIMIT!r}.") from None
 
 
+def parse_early_stopping(value: bool | str) -> bool | str:
+    """ "true" or "false" as such; anything else is left for `SamplingParams` to check."""
+    return {"true": True, "false": False}.get(str(value).lower(), value)
+
+
 def parse_logit_bias(entries: Sequence[str]) -> dict[str, float] | None:
     """["50256=-100", …] → {"50256": -100.0, …}; None for nothing."""
     biases: dict[str, float] = {}
@@ -260,6 +265,28 @@ class SamplingOptions:
         int | None,
         typer.Option(help="Generate this many answers and show the n most likely.", rich_help_panel=SAMPLING),
     ] = None
+    beam_width: Annotated[
+        int | None,
+        typer.Option(help="Beam search with this many beams; shows the n best answers.", rich_help_panel=SAMPLING),
+    ] = None
+    length_penalty: Annotated[
+        float,
+        typer.Option(
+            help="Beams are compared by log-probability / length ** penalty: above 0 favours long answers.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = 1.0
+    early_stopping: Annotated[
+        # Any: as above.
+        Any,
+        typer.Option(
+            parser=parse_early_stopping,
+            metavar="false|true|never",
+            help="Stop the beams at beam-width answers (true), when no better one is likely (false), or possible "
+            "(never).",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = False
     seed: Annotated[
         int | None,
         typer.Option(

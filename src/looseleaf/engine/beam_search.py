@@ -96,6 +96,7 @@ class BeamSearch:
         assert params.beam_width is not None
         self.width = params.beam_width
         self.num_candidates = candidates_of(self.width, len(end_token_ids))
+        self.end_token_ids = frozenset(end_token_ids)
         self.beams = [Hypothesis()]
         """Those that go on, best first: one before the first token, `width` after it."""
         self.hypotheses: list[Hypothesis] = []
@@ -104,7 +105,6 @@ class BeamSearch:
         self._length_penalty = params.length_penalty
         # A single beam has nothing to be compared with: it is the greedy search, over at its first end.
         self._early_stopping = True if self.width == 1 else params.early_stopping
-        self._end_token_ids = frozenset(end_token_ids)
         self._max_tokens = max_tokens
 
     @property
@@ -127,7 +127,7 @@ class BeamSearch:
         going_on: list[int] = []
         ending: list[int] = []
         for rank, place in enumerate(order.tolist()):
-            if length == self._max_tokens or int(found.token_ids.flat[place]) in self._end_token_ids:
+            if length == self._max_tokens or int(found.token_ids.flat[place]) in self.end_token_ids:
                 if rank < self.width:
                     ending.append(place)
             elif len(going_on) < self.width:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from looseleaf.engine.adapters import adapter_number
 from looseleaf.engine.batch import ModelBatch, build_batch
+from looseleaf.engine.beam_params import check_candidates
+from looseleaf.engine.beam_search import BeamSearch
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.footprint import PROMPT_LOGPROB_ROWS
 from looseleaf.engine.generation_request import GenerationRequest, ReadRequest
@@ -27,6 +29,7 @@ from looseleaf.engine.outputs import RequestMetrics
 from looseleaf.engine.philox import derived_seed
 from looseleaf.engine.prefix_caching import Pin, PrefixCaching, cache_identity
 from looseleaf.engine.prompts import Prompt, TokenPrompt, read_prompt
+from looseleaf.engine.running_beams import advance, conclude
 from looseleaf.engine.running_request import RunningRequest, RunningSample, SampleDelta
 from looseleaf.engine.sampler import SamplerOutput, sample
 from looseleaf.engine.sampling_params import SamplingParams, as_params
@@ -44,7 +47,6 @@ from looseleaf.models.interface import Decoder
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.scheduler.errors import StepOutOfOrder
 from looseleaf.scheduler.interface import Request, Sequence, SequenceState, StepPlan
-from looseleaf.scheduler.limits import check_request
 from looseleaf.scheduler.scheduler import Scheduler
 
 
@@ -134,10 +136,9 @@ class Engine:
 
     def check(self, request_id: str, prompt: TokenPrompt, params: SamplingParams, adapter: str | None = None) -> None:
         """Raise what `add_request` would raise for this request, without adding it."""
-        params.validate_for(self.vocab_size)
+        self._check_params(params)
         adapter_number(self.model.adapters, adapter)
-        request = self._request(request_id, prompt, params)
-        check_request(request, self.scheduler.config, self.scheduler.largest_request)
+        self.scheduler.check(self._request(request_id, prompt, params))
 
     def read_requests(
         self,
@@ -171,7 +172,7 @@ class Engine:
         """
         params = as_params(params)
         prompt = prompt if isinstance(prompt, TokenPrompt) else self.read_prompt(prompt)
-        params.validate_for(self.vocab_size)
+        self._check_params(params)
         adapter_number(self.model.adapters, adapter)
         request_id = self._free_id() if request_id is None else request_id
         request = self._request(request_id, prompt, params, self._prefix_caching.scope(cache_salt, adapter))
@@ -179,6 +180,8 @@ class Engine:
         running = RunningRequest(
             request, prompt, params, seed, RequestMetrics(request.arrival), self._decode_token, adapter
         )
+        if request.beams:
+            running.search = BeamSearch(params, self._end_token_ids(params), request.max_tokens)
         for sequence in request.sequences:
             stop = StopChecker(
                 params,
@@ -266,17 +269,26 @@ class Engine:
             self._renew_prefix(sequence)
         for sequence in plan.admitted:
             self._take_seats(sequence)
+        for request in plan.formed:
+            self._bind_beams(request)
         if not plan:
             return []
         if self.on_plan is not None:
             self.on_plan(plan)
         with torch.inference_mode():
-            entries, sampled = self._run(plan)
+            entries, sampled, parents = self._run(plan)
         deltas, finished = self._record(entries, sampled)
+        for running in parents:
+            running.metrics.first_token_time = running.metrics.first_token_time or self._clock()
+            if running.finished:
+                finished += running.request.sequences
+                deltas += _whole_deltas(running)
         self._prefix_caching.enter_ended(self._samples[sequence] for sequence in finished)
-        self.scheduler.commit(plan, finished, self._clock())
+        self.scheduler.commit(plan, finished, self._clock(), {r.request: parents[r] for r in parents})
         self._settle(entries, sampled.token_ids)
-        for delta in deltas:
+        for running in parents:
+            self._settle_beams(running, parents[running])
+        for delta in reversed(deltas):  # the last of a request has its result
             if delta.finish_reason is not None:
                 self._close_if_finished(delta)
         return deltas
@@ -292,18 +304,20 @@ class Engine:
     ) -> Request:
         if params.prompt_logprobs is not None:
             scope = None  # they come from computing the prompt
-        room = self.scheduler.largest_request - len(prompt.token_ids)
+        room = self.scheduler.largest_of(len(prompt.token_ids), params.beam_width or 1) - len(prompt.token_ids)
         return Request(
             request_id,
             prompt_len=len(prompt.token_ids),
             max_tokens=params.most_tokens(room),
             num_samples=params.num_samples,
+            beams=params.beam_width is not None,
             arrival=self._clock(),
             prefix=self._prefix_caching.prefix(prompt.token_ids, scope),
         )
 
-    def _run(self, plan: StepPlan) -> tuple[list[RunningSample], SamplerOutput]:
-        """The tensors of one step: forward, logits of the rows that are sampled, tokens."""
+    def _run(self, plan: StepPlan) -> tuple[list[RunningSample], SamplerOutput, dict[RunningRequest, list[int]]]:
+        """The tensors of one step: forward, logits of the rows that are sampled, tokens. Last: for each request whose
+        beams sampled, the one that each of them continues, or nothing at its end."""
         batch = build_batch(plan, self._seats, self.memory)
         sampling = np.flatnonzero(plan.num_samples)
         sampled_rows = batch.query_starts[1:][sampling].astype(np.int64) - 1
@@ -323,18 +337,26 @@ class Engine:
             self._record_prompt_logprobs(each, hidden, int(np.searchsorted(wanted, each.rows[0])))
 
         entries: list[RunningSample] = []
-        for sequence in (plan.sequences[i] for i in sampling.tolist()):
-            entries.append(self._samples[sequence])
-            entries += (self._samples[fork] for fork in sequence.request.pending_forks)
-        if not entries:
-            none = np.empty(0, np.int64)
-            return entries, SamplerOutput(none, {}, {})
+        beam_rows: dict[RunningRequest, list[int]] = {}
+        for row, sequence in enumerate(plan.sequences[i] for i in sampling.tolist()):
+            entry = self._samples[sequence]
+            if sequence.request.beams:
+                beam_rows.setdefault(entry.request, []).append(row)
+            else:
+                entries.append(entry)
+                entries += (self._samples[fork] for fork in sequence.request.pending_forks)
+        sampled = SamplerOutput(np.empty(0, np.int64), {}, {})
+        if not len(sampling):
+            return entries, sampled, {}
         if len(sampling) < len(wanted):
             hidden = hidden[torch.from_numpy(np.searchsorted(wanted, sampled_rows))]
         logits = self.model.logits(hidden)
-        seats = np.array([entry.seat for entry in entries], np.int64)
-        logits_index = np.repeat(np.arange(len(sampling)), plan.num_samples[sampling])
-        return entries, sample(logits, self._sampling.select(seats, logits_index))
+        if entries:
+            counts = plan.num_samples[sampling]
+            counts[[row for rows in beam_rows.values() for row in rows]] = 0
+            seats = np.array([entry.seat for entry in entries], np.int64)
+            sampled = sample(logits, self._sampling.select(seats, np.repeat(np.arange(len(sampling)), counts)))
+        return entries, sampled, {r: advance(r, logits, np.array(rows, np.int64)) for r, rows in beam_rows.items()}
 
     def _prompt_logprob_rows(self, plan: StepPlan, batch: ModelBatch) -> list[_PromptRows]:
         """What the prompts in `plan` that want logprobs need of the hidden states."""
@@ -399,6 +421,24 @@ class Engine:
         self._sampling.append(seats, token_ids[staying])
         self._prefix_caching.enter_decoded(kept)
 
+    def _settle_beams(self, running: RunningRequest, parents: list[int]) -> None:
+        """After the commit: each beam's seat has the tokens of the one that it continues, and its own new one."""
+        if not parents:
+            for sample in running.samples:
+                self._leave_seats(sample.sequence)
+            return
+        self._bind_beams(running.request)
+        seats = np.array([sample.seat for sample in running.samples], np.int64)
+        position = running.request.sequences[0].num_tokens - 1
+        self._seats.tokens[seats, :position] = self._seats.tokens[seats[parents], :position]
+        self._seats.tokens[seats, position] = [sample.token_ids[-1] for sample in running.samples]
+        self._prefix_caching.enter_decoded(s for s in running.samples if s.sequence.seq_id >= 0)
+
+    def _bind_beams(self, request: Request) -> None:
+        for sequence in request.sequences:
+            if sequence.seq_id >= 0:
+                self._seats.bind(self._samples[sequence].seat, sequence.seq_id)
+
     def _close_if_finished(self, delta: SampleDelta) -> None:
         running = self._requests.get(delta.request_id)
         if running is not None and running.finished:
@@ -410,8 +450,10 @@ class Engine:
         deltas = []
         for entry in running.samples:
             self._leave_seats(entry.sequence)
-            if entry.stop.finish is None:
+            if entry.stop.finish is None and running.search is None:
                 deltas.append(_delta(entry, entry.end(finish), []))
+        if running.search is not None and conclude(running, running.search, finish):
+            deltas = _whole_deltas(running)
         self._forget(running)
         # All may have ended in a step that failed before it could say so.
         deltas = deltas or [_delta(running.samples[-1], "", [])]
@@ -439,6 +481,8 @@ class Engine:
             entry = self._samples[each]
             running = entry.request
             entry.seat = self._seats.take(entry.known_tokens, adapter_number(self.model.adapters, running.adapter))
+            if running.search is not None:
+                continue
             self._sampling.add(
                 entry.seat,
                 running.params,
@@ -451,8 +495,8 @@ class Engine:
 
     def _renew_prefix(self, sequence: Sequence) -> None:
         """What it has generated is found again too, when it comes back."""
-        if sequence.request.prefix is not None:
-            tokens = self._samples[sequence].known_tokens
+        if sequence.request.prefix is not None and sequence.state is SequenceState.WAITING:
+            tokens = self._samples[sequence].known_tokens[: sequence.prefill_len]
             sequence.prefix = self._prefix_caching.prefix(tokens, sequence.request.prefix.scope)
 
     def _leave_seats(self, sequence: Sequence) -> None:
@@ -462,6 +506,14 @@ class Engine:
                 self._sampling.remove(entry.seat)
                 self._seats.give_back(entry.seat)
                 entry.seat = -1
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """Raises `InvalidParameter`."""
+        params.validate_for(self.vocab_size)
+        check_candidates(params, self._end_token_ids(params), self.vocab_size)
+
+    def _end_token_ids(self, params: SamplingParams) -> set[int]:
+        return {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
 
     def _decode_token(self, token_id: int) -> str:
         text = self._token_texts.get(token_id)
@@ -491,3 +543,11 @@ def _delta(entry: RunningSample, text: str, token_ids: list[int]) -> SampleDelta
         finish.reason if finish else None,
         finish.stop_reason if finish else None,
     )
+
+
+def _whole_deltas(running: RunningRequest) -> list[SampleDelta]:
+    """With beams there is nothing to show before the end, and then everything at once."""
+    deltas = [_delta(entry, "".join(entry.text), list(entry.token_ids)) for entry in running.outputs]
+    for delta, entry in zip(deltas, running.outputs, strict=True):
+        delta.logprobs = list(entry.logprobs) or None
+    return deltas

@@ -124,9 +124,11 @@ class LLM:
     def stream(self, prompt: Prompt, params: Params = None, *, adapter: str | None = None) -> Iterator[SampleDelta]:
         """Run one prompt and yield what each step adds. Closing the iterator aborts the request.
 
-        Raises `InvalidRequest` for `best_of` above `n`: which samples win is not known before the end.
+        Raises `InvalidRequest` for `best_of` above `n`, and beams: which samples win is not known before the end.
         """
         params = as_params(params)
+        if params.beam_width is not None:
+            raise InvalidRequest("Beams cannot be streamed: the outputs are not known before the end.")
         if params.num_samples > params.n:
             raise InvalidRequest(
                 f"best_of={params.best_of} with n={params.n} cannot be streamed.", hint="Set best_of to n or leave it."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from looseleaf.engine.beam_search import BeamSearch
 from looseleaf.engine.logprobs import TokenLogprobs
 from looseleaf.engine.outputs import (
     CompletionOutput,
@@ -48,6 +49,7 @@ class RunningSample:
     text: list[str] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    score: float | None = None
 
     @property
     def known_tokens(self) -> list[int]:
@@ -77,6 +79,7 @@ class RunningSample:
             text="".join(self.text),
             token_ids=list(self.token_ids),
             cumulative_logprob=self.cumulative_logprob if params.needs_logprobs else None,
+            score=self.score,
             logprobs=list(self.logprobs) if params.logprobs is not None else None,
             finish_reason=finish.reason if finish else None,
             stop_reason=finish.stop_reason if finish else None,
@@ -92,6 +95,8 @@ class RunningRequest:
     metrics: RequestMetrics
     decode_token: Callable[[int], str]
     adapter: str | None = None
+    search: BeamSearch | None = None
+    """With beams; `samples` are the beams then, and at the end the first `n` of them the outputs."""
     samples: list[RunningSample] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     """By prompt position, as far as the prompt has been computed."""
@@ -100,10 +105,15 @@ class RunningRequest:
     def finished(self) -> bool:
         return all(sample.stop.finish is not None for sample in self.samples)
 
+    @property
+    def outputs(self) -> list[RunningSample]:
+        """The samples that are returned; with `best_of` they are chosen at the end."""
+        return self.samples if self.search is None else self.samples[: self.params.n]
+
     def output(self) -> RequestOutput:
         """The result so far; with `best_of`, the best `n` once all have finished."""
-        outputs = [sample.output() for sample in self.samples]
-        if self.finished and self.params.num_samples > self.params.n:
+        outputs = [sample.output() for sample in self.outputs]
+        if self.search is None and self.finished and self.params.num_samples > self.params.n:
             outputs = select_best(outputs, self.params.n)
         return RequestOutput(
             request_id=self.request.request_id,
