@@ -74,11 +74,7 @@ class BlockPool:
         """One more holder for each of the (distinct, active or cached) blocks."""
         counts = self.refcounts.take(blocks)
         if not counts.all():
-            for block in blocks[counts == 0].tolist():
-                if block in self._pins:
-                    del self._idle_pinned[block]
-                else:
-                    del self._cached[block]
+            self._take_idle(blocks[counts == 0].tolist())
         self.refcounts[blocks] = counts + np.int32(1)
         self.num_references += len(blocks)
 
@@ -97,8 +93,11 @@ class BlockPool:
         returned = blocks[freed][::-1]
         kept = self._findable.take(returned) != 0
         if kept.any():
-            for block in returned[kept].tolist():
-                (self._idle_pinned if block in self._pins else self._cached)[block] = None
+            idle = returned[kept].tolist()
+            if self._pins:
+                self._idle_pinned.update((block, None) for block in idle if block in self._pins)
+                idle = [block for block in idle if block not in self._pins]
+            self._cached.update(dict.fromkeys(idle))
             returned = returned[~kept]
         self._push(returned)
         return freed
@@ -106,11 +105,7 @@ class BlockPool:
     def uncache(self, blocks: list[int]) -> None:
         """The content of these (distinct) blocks can no longer be found: those nobody holds become free."""
         idle = [block for block in blocks if self.refcounts[block] == 0]
-        for block in idle:
-            if block in self._pins:
-                del self._idle_pinned[block]
-            else:
-                del self._cached[block]
+        self._take_idle(idle)
         for block in blocks:
             self._pins.pop(block, None)
         self._push(np.array(idle, np.int32))
@@ -151,6 +146,16 @@ class BlockPool:
     def cached_blocks(self) -> Blocks:
         """The cached blocks in the order in which they will be evicted, pinned ones last."""
         return np.array([*self._cached, *self._idle_pinned], np.int32)
+
+    def _take_idle(self, blocks: list[int]) -> None:
+        """They are no longer among those that nobody holds."""
+        cached = self._cached
+        if not self._pins:
+            for block in blocks:
+                del cached[block]
+            return
+        for block in blocks:
+            del (self._idle_pinned if block in self._pins else cached)[block]
 
     def _push(self, blocks: Blocks) -> None:
         self._free[self._num_unused : self._num_unused + len(blocks)] = blocks
