@@ -332,3 +332,24 @@ def test_registering_is_told() -> None:
 def test_a_prefix_that_is_none_is_refused(wrong: Callable[[], Prefix]) -> None:
     with pytest.raises(InvalidSize):
         wrong()
+
+
+@pytest.mark.parametrize("same_tokens", [True, False])
+def test_a_hash_that_collides_gives_away_nothing(same_tokens: bool) -> None:
+    """Neither another text's blocks, nor the same text's of another tenant."""
+    world = World(40, 4)
+    index = world.memory._prefixes.index
+    index._multipliers = np.zeros(4096, np.uint64)
+    for number, scope in enumerate(("one tenant", "another")):
+        index._roots[scope] = (-1 - number, 12345)
+    world.release(world.admit(list(range(12)), "one tenant")[0], ended=True)
+    tokens = list(range(12)) if same_tokens else list(range(20, 32))
+    assert world.memory.lookup(Prefix(ids(tokens), "another")).num_tokens == 0
+    assert world.memory.lookup(Prefix(ids(tokens), "another")).divergence is None
+    if not same_tokens:
+        assert world.memory.lookup(Prefix(ids(tokens), "one tenant")).num_tokens == 0
+    seq, cached = world.admit(tokens, "another")
+    assert cached == 0
+    world.check_all()
+    world.release(seq, ended=True)
+    world.check_all()
