@@ -32,7 +32,8 @@ def legend(block_size: int) -> Text:
     """How to read a drawing."""
     return Text(
         f"A█  a block of sequence A, its {block_size} slots full; lower bars: partly filled, ░ not begun\n"
-        "A█×4  shared by four sequences (A is the first); ·  free; ○  free, its content kept for who begins alike",
+        "A█×4  shared by four sequences (A is the first)\n"
+        "·  free;  ○  free, what it holds kept for whoever begins alike",
         style="dim",
     )
 
