@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -33,11 +33,11 @@ class Prompt:
     answered: bool = False
     """Whether its answer is among them, as in the next turn of a chat."""
 
-    def tokens(self, begin: list[int], vocab_size: int) -> list[int]:
+    def tokens(self, begin: list[int]) -> list[int]:
         """`begin`: the earlier request's tokens."""
         taken = begin[: min(self.kept, LONGEST_PROMPT - self.own)]
         own = max(self.own, 0 if taken else 1)
-        return taken + np.random.default_rng(self.seed).integers(0, vocab_size, own).tolist()
+        return taken + np.random.default_rng(self.seed).integers(0, 256, own).tolist()
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Disturbance:
 class Scenario:
     family: str
     weights: str
-    """What the matrices are kept as: "float32", "bfloat16" or "int8"."""
+    """What the matrices are kept as."""
     settings: dict[str, Any]
     """Of the engine."""
     roominess: float
@@ -124,8 +124,8 @@ def prompts(draw: st.DrawFn, index: int, long: bool) -> Prompt:
 
 
 @st.composite
-def arrivals(draw: st.DrawFn, most: int) -> tuple[Arrival, ...]:
-    long = draw(st.sampled_from([False, False, False, True]))
+def arrivals(draw: st.DrawFn, most: int, long: bool) -> tuple[Arrival, ...]:
+    long = long and draw(st.sampled_from([False, False, False, True]))
     steps = st.one_of(st.just(0), st.integers(0, 30))
     adapters = st.sampled_from([None, *ADAPTERS] if draw(st.sampled_from([False, False, True])) else [None])
     return tuple(
@@ -143,7 +143,9 @@ DISTURBANCES = st.builds(
 
 
 @st.composite
-def scenarios(draw: st.DrawFn, families: Sequence[str], weights: str, *, most: int = 6) -> Scenario:
+def scenarios(
+    draw: st.DrawFn, families: Sequence[str], weights: Sequence[str], *, most: int = 6, long: bool = True
+) -> Scenario:
     settings: dict[str, Any] = {
         "kv_cache_dtype": draw(st.sampled_from(["float32", "bfloat16", "int8"])),
         "block_size": draw(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 48, 64])),
@@ -159,12 +161,51 @@ def scenarios(draw: st.DrawFn, families: Sequence[str], weights: str, *, most: i
         settings[CASCADE_SETTING] = draw(st.sampled_from(["auto", "on", "on", "off"]))
     return Scenario(
         family=draw(st.sampled_from(families)),
-        weights=weights,
+        weights=draw(st.sampled_from(weights)),
         settings=settings,
         roominess=draw(st.sampled_from([0.0, 0.1, 0.3, 1.0, 2.0])),
         stirred=draw(st.integers(0, 99)),
-        arrivals=draw(arrivals(most)),
+        arrivals=draw(arrivals(most, long)),
         disturbances=tuple(draw(st.lists(DISTURBANCES, max_size=3))),
         threads=draw(st.sampled_from([1, 1, 1, 1, 2])),
         isa=draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
+    )
+
+
+def staged(family: str, weights: str, kv_cache_dtype: str, *, brief: bool = False) -> Scenario:
+    """Written out, so that everything of note is sure to happen: long prompts in chunks, a full pool, hits, forks.
+
+    `brief`: for a model of some size.
+    """
+
+    def params(temperature: float, n: int) -> SamplingParams:
+        count = 4 if brief else 8
+        return SamplingParams(temperature=temperature, n=n, max_tokens=count, ignore_eos=True, logprobs=3, seed=n)
+
+    arrivals = (
+        Arrival(Prompt(262, seed=0), params(1.0, 2 if brief else 3)),
+        Arrival(Prompt(0, seed=1, base=0), params(0, 1), step=3),
+        Arrival(Prompt(5, seed=2, base=0, kept=250), params(0.8, 2), step=5),
+        Arrival(Prompt(3, seed=3, base=0, answered=True), params(0, 1), step=20),
+        Arrival(Prompt(0, seed=4, base=3), params(1.0, 1), step=40),
+    )
+    settings = {
+        "kv_cache_dtype": kv_cache_dtype,
+        "block_size": 16,
+        "max_num_batched_tokens": 120,
+        "max_num_seqs": 8,
+        "watermark": 0.0,
+        "enable_prefix_caching": True,
+        "allocator": "paged",
+    }
+    if HAS_CASCADE:
+        settings[CASCADE_SETTING] = "on"
+    return Scenario(
+        family,
+        weights,
+        settings,
+        roominess=0.1,
+        stirred=1,
+        arrivals=(arrivals[0], replace(arrivals[1], step=14)) if brief else arrivals,
+        disturbances=tuple(Disturbance(step, "preempt") for step in (4, 6, 7, 9, 12)),
     )

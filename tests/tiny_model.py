@@ -22,6 +22,7 @@ from looseleaf.kernels.interface import AttentionBatch
 from looseleaf.kernels.reference import ReferenceKVCache
 from looseleaf.models.config import ModelConfig
 from looseleaf.models.decoder import CausalLM
+from looseleaf.models.interface import Decoder
 from looseleaf.models.native_decoder import NativeCausalLM
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.models.weights import destinations
@@ -109,7 +110,13 @@ def write_tiny_folder(folder: Path, model: CausalLM | None = None) -> Path:
 
 
 def tiny_engine(
-    model: CausalLM, *, num_blocks: int = 256, block_size: int = 4, max_model_len: int = 96, **settings: Any
+    model: Decoder,
+    *,
+    num_blocks: int = 256,
+    block_size: int = 4,
+    max_model_len: int = 96,
+    tokenizer: Tokenizer | None = None,
+    **settings: Any,
 ) -> Engine:
     config = EngineConfig.parse({"dtype": "float32", "block_size": block_size, "max_num_seqs": 8} | settings)
     shape = model.config
@@ -122,7 +129,7 @@ def tiny_engine(
         shape.head_dim,
         config.torch_kv_dtype,
     )
-    return Engine(model, tiny_tokenizer(), config, pool)
+    return Engine(model, tokenizer or tiny_tokenizer(), config, pool)
 
 
 @torch.inference_mode()
