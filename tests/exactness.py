@@ -46,11 +46,15 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def bits(number: float | None) -> bytes | None:
+    return None if number is None else struct.pack("<d", number)
+
+
 def logprob_bits(entries: dict[int, Logprob] | None) -> list[tuple[int, bytes, int | None]] | None:
     """In order: token, the bits of its logprob, rank."""
     if entries is None:
         return None
-    return [(token, struct.pack("<d", entry.logprob), entry.rank) for token, entry in entries.items()]
+    return [(token, bits(entry.logprob), entry.rank) for token, entry in entries.items()]
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ class Answer:
 
     token_ids: list[int]
     logprobs: list[Any]
-    finish: tuple[Any, Any]
+    ending: tuple[Any, ...]
+    """Why it ended, and the bits of its summed logprob and of a beam's score."""
     prompt_logprobs: list[Any] | None
 
     @classmethod
@@ -68,13 +73,13 @@ class Answer:
         return cls(
             output.token_ids,
             [logprob_bits(entries) for entries in output.logprobs or ()],
-            (output.finish_reason, output.stop_reason),
+            (output.finish_reason, output.stop_reason, bits(output.cumulative_logprob), bits(output.score)),
             None if prompt is None else [logprob_bits(entries) for entries in prompt],
         )
 
     def begins_with(self, aborted: Answer) -> bool:
         count = len(aborted.token_ids)
-        begin = Answer(self.token_ids[:count], self.logprobs[:count], aborted.finish, aborted.prompt_logprobs)
+        begin = Answer(self.token_ids[:count], self.logprobs[:count], aborted.ending, aborted.prompt_logprobs)
         return begin == aborted if native.is_chosen() else begin.near(aborted)
 
     def near(self, other: Answer) -> bool:
@@ -105,32 +110,37 @@ class Oracle:
         self._kv_dtype = kv_dtype
         self._known: dict[Any, RequestOutput] = {}
 
-    def sample(
-        self, prompt: list[int], params: SamplingParams, seed: int, adapter: str | None, sample: int
-    ) -> RequestOutput:
-        """Sample `sample` of a request, drawn as a request of its own."""
-        alone = replace(params, n=1, best_of=None, seed=seed)
-        key = (tuple(prompt), repr(alone), adapter, 0 if params.greedy else sample)
-        if key not in self._known:
-            engine = self._engine_of(
-                num_blocks=-(-(len(prompt) + 64) // 16),
-                max_model_len=len(prompt) + 64,
-                kv_cache_dtype=self._kv_dtype,
-                **ALONE,
-            )
-            request_id = engine.add_request(prompt, alone, adapter=adapter)
-            engine.scheduler.waiting[0].sample = sample  # the random numbers of that sample
-            with threads(1):
-                self._known[key] = finished(engine)[request_id]
-        return self._known[key]
-
     def answers(self, prompt: list[int], params: SamplingParams, seed: int, adapter: str | None) -> list[Answer]:
-        """Of all samples of a request."""
-        requests = [self.sample(prompt, params, seed, adapter, sample) for sample in range(params.num_samples)]
+        """Of all samples of a request, each drawn as a request of its own; beams only exist together."""
+        if params.beam_width is not None:
+            request = self._alone(prompt, params, seed, adapter, 0)
+            return [Answer.of(output, request) for output in request.outputs]
+        single = replace(params, n=1, best_of=None)
+        requests = [self._alone(prompt, single, seed, adapter, sample) for sample in range(params.num_samples)]
         outputs = [replace(request.outputs[0], index=i) for i, request in enumerate(requests)]
         if params.num_samples > params.n:
             outputs = select_best(outputs, params.n)
         return [Answer.of(output, requests[0]) for output in outputs]
+
+    def _alone(
+        self, prompt: list[int], params: SamplingParams, seed: int, adapter: str | None, sample: int
+    ) -> RequestOutput:
+        """One request, with the random numbers of sample `sample`."""
+        params = replace(params, seed=seed)
+        key = (tuple(prompt), repr(params), adapter, 0 if params.greedy else sample)
+        if key not in self._known:
+            length = len(prompt) + 64
+            engine = self._engine_of(
+                num_blocks=-(-length // 16) * params.num_samples,
+                max_model_len=length,
+                kv_cache_dtype=self._kv_dtype,
+                **ALONE,
+            )
+            request_id = engine.add_request(prompt, params, adapter=adapter)
+            engine.scheduler.waiting[0].sample = sample
+            with threads(1):
+                self._known[key] = finished(engine)[request_id]
+        return self._known[key]
 
 
 class Play:
@@ -151,8 +161,7 @@ class Play:
                 begin = list(self.prompts[base])
                 if arrival.prompt.answered:
                     first = scenario.arrivals[base]
-                    answer = oracle.sample(begin, first.params, self.seeds[base], first.adapter, 0)
-                    begin += answer.outputs[0].token_ids
+                    begin += oracle.answers(begin, first.params, self.seeds[base], first.adapter)[0].token_ids
             self.prompts.append(arrival.prompt.tokens(begin))
             named = arrival.params.seed
             self.seeds.append(derived_seed(0, place[index]) if named is None else named)
@@ -167,19 +176,25 @@ class Play:
     def _engine(self) -> Engine:
         settings = dict(self.scenario.settings)
         size = settings["block_size"]
-        lengths = [
-            len(prompt) + arrival.params.most_tokens(10**6)
-            for prompt, arrival in zip(self.prompts, self.scenario.arrivals, strict=True)
-        ]
-        samples = [arrival.params.num_samples for arrival in self.scenario.arrivals]
-        every = sum(-(-length // size) * count for length, count in zip(lengths, samples, strict=True))
-        longest = -(-max(lengths) // size)
-        num_blocks = longest + round((every - longest) * self.scenario.roominess)
+        longest, every = 0, 0
+        for prompt, arrival in zip(self.prompts, self.scenario.arrivals, strict=True):
+            params = arrival.params
+            blocks, own = (-(-tokens // size) for tokens in (len(prompt) + params.max_tokens, params.max_tokens))
+            every += blocks * params.num_samples
+            # The beams of a request run all or none, and may have no more than the prompt in common.
+            most = blocks if params.beam_width is None else blocks + params.beam_width * (own + 1)
+            longest = max(longest, most)
+        num_blocks = longest + round(max(0, every - longest) * self.scenario.roominess)
         if settings["allocator"] != "paged":
-            num_blocks *= 4
+            num_blocks = 4 * max(num_blocks, every)
         # Very small steps over very long prompts would take long to show nothing more.
-        settings["max_num_batched_tokens"] = max(settings["max_num_batched_tokens"], sum(map(len, self.prompts)) // 50)
-        engine = self.engine_of(num_blocks=num_blocks, max_model_len=max(lengths), **settings)
+        settings["max_num_batched_tokens"] = max(
+            settings["max_num_batched_tokens"],
+            sum(map(len, self.prompts)) // 50,
+            *(arrival.params.beam_width or 1 for arrival in self.scenario.arrivals),
+        )
+        longest_request = max(map(len, self.prompts)) + 64
+        engine = self.engine_of(num_blocks=num_blocks, max_model_len=longest_request, **settings)
         self._stir(engine)
         return engine
 
@@ -292,6 +307,8 @@ class Play:
             params, seed, adapter = arrival.params, self.seeds[index], arrival.adapter
             found = [Answer.of(sample, output) for sample in output.outputs]
             if request_id in self.aborted:
+                if params.beam_width is not None:
+                    continue  # what they would have been shows at the end alone
                 every = self.oracle.answers(prompt, replace(params, n=params.num_samples), seed, adapter)
                 assert all(any(each.begins_with(answer) for each in every) for answer in found), index
                 continue
@@ -305,7 +322,7 @@ class Play:
         self.tally["requests"] += 1
         self.tally["samples"] += params.n
         self.tally["forks"] += params.num_samples - 1
-        self.tally["greedy" if params.greedy else "sampled"] += 1
+        self.tally["beams" if params.beam_width else "greedy" if params.greedy else "sampled"] += 1
         self.tally["tokens"] += sum(len(sample.token_ids) for sample in output.outputs)
         self.tally["full hits"] += 0 < cached == len(prompt) - 1
         self.tally["hits"] += cached > 0

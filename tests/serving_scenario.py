@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -88,9 +89,13 @@ def params(long: bool = False) -> st.SearchStrategy[SamplingParams]:
             "min_p": st.just(0.05),
         },
     )
+    samples = st.fixed_dictionaries({"n": st.sampled_from([1, 1, 1, 2, 3, 4])}, optional={"best_of": st.just(4)})
+    beams = st.fixed_dictionaries(
+        {"beam_width": st.integers(2, 4), "n": st.integers(1, 2)},
+        optional={"length_penalty": st.sampled_from([-1.0, 2.0]), "early_stopping": st.sampled_from([True, "never"])},
+    )
     common = st.fixed_dictionaries(
         {
-            "n": st.sampled_from([1, 1, 1, 2, 3, 4]),
             "max_tokens": st.integers(1, 8 if long else 24),
             "logprobs": st.sampled_from([0, 3, 6]),
             "seed": st.one_of(st.none(), st.integers(0, 2**32)),
@@ -101,10 +106,12 @@ def params(long: bool = False) -> st.SearchStrategy[SamplingParams]:
             "min_tokens": st.just(1),
             "stop_token_ids": st.just(tuple(range(5, 256, 16))),
             "prompt_logprobs": st.sampled_from([None, None, 2]),
-            "best_of": st.just(4),
         },
     )
-    return st.builds(lambda choice, rest: SamplingParams(**choice, **rest), st.one_of(greedy, drawn), common)
+    of_samples = st.builds(operator.or_, st.one_of(greedy, drawn), samples)
+    return st.builds(
+        lambda a, b: SamplingParams(**a, **b), st.one_of(of_samples, of_samples, of_samples, beams), common
+    )
 
 
 @st.composite
@@ -166,7 +173,7 @@ def scenarios(
         roominess=draw(st.sampled_from([0.0, 0.1, 0.3, 1.0, 2.0])),
         stirred=draw(st.integers(0, 99)),
         arrivals=draw(arrivals(most, long)),
-        disturbances=tuple(draw(st.lists(DISTURBANCES, max_size=3))),
+        disturbances=tuple(draw(st.lists(DISTURBANCES, max_size=5))),
         threads=draw(st.sampled_from([1, 1, 1, 1, 2])),
         isa=draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
     )
@@ -188,6 +195,8 @@ def staged(family: str, weights: str, kv_cache_dtype: str, *, brief: bool = Fals
         Arrival(Prompt(5, seed=2, base=0, kept=250), params(0.8, 2), step=5),
         Arrival(Prompt(3, seed=3, base=0, answered=True), params(0, 1), step=20),
         Arrival(Prompt(0, seed=4, base=3), params(1.0, 1), step=40),
+        Arrival(Prompt(30, seed=5), params(1.0, 2), step=4),
+        Arrival(Prompt(9, seed=6, base=0), SamplingParams(beam_width=3, max_tokens=6, logprobs=1), step=10),
     )
     settings = {
         "kv_cache_dtype": kv_cache_dtype,
@@ -207,5 +216,8 @@ def staged(family: str, weights: str, kv_cache_dtype: str, *, brief: bool = Fals
         roominess=0.1,
         stirred=1,
         arrivals=(arrivals[0], replace(arrivals[1], step=14)) if brief else arrivals,
-        disturbances=tuple(Disturbance(step, "preempt") for step in (4, 6, 7, 9, 12)),
+        disturbances=(
+            *(Disturbance(step, "preempt") for step in (4, 6, 7, 9, 12)),
+            *(() if brief else (Disturbance(8, "abort", 5),)),
+        ),
     )
