@@ -62,6 +62,10 @@ def show_memory(
         int,
         typer.Option("--n", "-n", help="Samples of each text; they share its blocks.", rich_help_panel=SAMPLING),
     ] = 4,
+    beams: Annotated[
+        bool,
+        typer.Option("--beams", help="Make them the --n beams of one search instead.", rich_help_panel=SAMPLING),
+    ] = False,
     max_tokens: Annotated[int, typer.Option(help="Tokens that each sequence may add.", rich_help_panel=SAMPLING)] = 64,
     blocks: Annotated[int, typer.Option(help="Size of the pool.", min=1, rich_help_panel=MEMORY)] = 48,
 ) -> None:
@@ -90,7 +94,7 @@ def show_memory(
 
     loaded = load_small_engine(engine.model, config, blocks)
     watched = [Watched(each, each, n) for each in prompt] if prompt else built_in_run(loaded, n)
-    frames = run(loaded, watched, max_tokens)
+    frames = run(loaded, watched, max_tokens, beams=beams)
     if watch:
         with Live(console=stdout(), auto_refresh=False) as live:
             for frame in frames:
@@ -142,7 +146,9 @@ def built_in_run(engine: Engine, num_samples: int) -> list[Watched]:
     return [Watched(STORY, STORY, num_samples), *chats]
 
 
-def run(engine: Engine, watched: Sequence[Watched], max_tokens: int) -> Iterator[MemorySnapshot]:
+def run(
+    engine: Engine, watched: Sequence[Watched], max_tokens: int, *, beams: bool = False
+) -> Iterator[MemorySnapshot]:
     """A snapshot after every step, as long as a sequence holds blocks."""
     from looseleaf.cli.memory_snapshot import Letters, take_snapshot
     from looseleaf.engine.sampling_params import SamplingParams
@@ -150,7 +156,8 @@ def run(engine: Engine, watched: Sequence[Watched], max_tokens: int) -> Iterator
     letters, titles = Letters(), {}
     requests = []
     for index, each in enumerate(watched):
-        params = SamplingParams(n=each.num_samples, max_tokens=max_tokens, ignore_eos=True)
+        width = each.num_samples if beams and each.num_samples > 1 else None
+        params = SamplingParams(n=each.num_samples, beam_width=width, max_tokens=max_tokens, ignore_eos=True)
         read = engine.read_prompt(each.prompt)
         engine.check(f"prompts[{index}]", read, params)
         requests.append((each, read, params))
