@@ -66,7 +66,7 @@ def search_with_transformers(model: Any, prompt: list[int], ends: list[int], **a
 
 
 @given(data=st.data(), seed=st.integers(0, 2), prompt=st.lists(st.integers(0, 255), min_size=1, max_size=20))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_outputs_and_scores_are_those_of_transformers(data: st.DataObject, seed: int, prompt: list[int]) -> None:
     model, reference = models(seed)
     width = data.draw(st.integers(1, 6))

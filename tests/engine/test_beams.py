@@ -69,7 +69,7 @@ samples = st.builds(
     enable_prefix_caching=st.booleans(),
     spare=st.integers(0, 12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_outputs_do_not_depend_on_company_memory_chunks_or_preemption(
     requests: list[tuple[list[int], SamplingParams]],
     block_size: int,

@@ -13,13 +13,13 @@ from looseleaf.errors import RequestTooLarge
 from looseleaf.memory import BlockManager
 from looseleaf.scheduler import InvalidCommit, Request, Scheduler, SchedulerConfig, SequenceState
 
-NUM_WORKLOADS = {"paged": 150, "naive": 30, "naive-unshared": 30}
+NUM_WORKLOADS = {"paged": 120, "naive": 25, "naive-unshared": 25}
 
 
 @pytest.mark.parametrize("aborts", [False, True], ids=["undisturbed", "aborts"])
 def test_every_step_holds_and_everything_ends(allocator, make_beam_workload, drive, aborts):
     groups = preempted = 0
-    for seed in range(NUM_WORKLOADS.get(allocator, 40)):
+    for seed in range(NUM_WORKLOADS.get(allocator, 25)):
         run = drive(make_beam_workload(random.Random(f"{allocator} {aborts} {seed}"), aborts=aborts), allocator)
         groups += sum(request.beams for request in run.accepted)
         preempted += sum(request.beams for request in run.num_returns)
@@ -27,7 +27,7 @@ def test_every_step_holds_and_everything_ends(allocator, make_beam_workload, dri
     assert preempted > 10 or allocator != "paged"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rng=st.randoms(use_true_random=False), aborts=st.booleans())
 def test_every_step_holds_on_adversarial_workloads(make_beam_workload, drive, rng, aborts):
     drive(make_beam_workload(rng, aborts=aborts), "paged")
