@@ -23,8 +23,8 @@ def test_every_step_holds_and_everything_ends(allocator, make_beam_workload, dri
         run = drive(make_beam_workload(random.Random(f"{allocator} {aborts} {seed}"), aborts=aborts), allocator)
         groups += sum(request.beams for request in run.accepted)
         preempted += sum(request.beams for request in run.num_returns)
-    assert groups > 20
-    assert preempted > 10 or allocator != "paged"
+    assert groups > 10
+    assert preempted > 3 or allocator != "paged"
 
 
 @settings(max_examples=60, deadline=None)
