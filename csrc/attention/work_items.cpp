@@ -14,6 +14,9 @@ constexpr int64_t block_rows = 48;
 // Items per thread, so that the last to finish is not long alone.
 constexpr int64_t items_per_thread = 4;
 constexpr int64_t least_rows = 12;
+// Rows that attend at once to what their sequences share: each tile is prepared once for all of them, and their scores
+// stay in the second-level cache.
+constexpr int64_t shared_rows = 192;
 
 int64_t positions_per_block(int64_t group, int64_t positions, int64_t heads, int64_t threads) {
   int64_t rows = block_rows;
@@ -63,7 +66,7 @@ class Cutter {
         end = first;
       }
     }
-    share_of_work_ = threads_ > 1 ? std::max<int64_t>(1, work / (threads_ * items_per_thread)) : std::max<int64_t>(1, work);
+    share_of_work_ = std::max<int64_t>(1, threads_ > 1 ? work / (threads_ * items_per_thread) : work);
     attended_.reserve(list_.blocks.size());
     for (const QueryBlock& block : list_.blocks) attended_.push_back(block.first_partition);
   }
@@ -89,8 +92,11 @@ class Cutter {
     }
   }
 
+  // Measured (benchmarks/README.md). More rows at a time help most where a sequence has one, and with float32, which
+  // is read at twice the cost; otherwise a few more rows do not make up for preparing their tiles.
   bool pays(const SharedRun& run) const {
-    return batch_.cascade == Cascade::on || run.num_members >= least_sharing;
+    const int64_t least = group_ == 1 || layout_.type == KVType::float32 ? 2 : 4;
+    return batch_.cascade == Cascade::on || run.num_members >= least;
   }
 
   int64_t largest(const int32_t* seqs, int64_t count) const {
@@ -158,10 +164,6 @@ class Cutter {
   }
 
   size_t member(const WorkItem& item, int64_t i) const { return size_t(list_.members[size_t(item.first_block + i)]); }
-
-  // Rows of a piece of work for sequences that share; and how many of these there must be for that to pay.
-  static constexpr int64_t shared_rows = 96;
-  static constexpr int64_t least_sharing = 2;
 
   const KVLayout& layout_;
   const int64_t heads_, group_;

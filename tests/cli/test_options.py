@@ -44,6 +44,7 @@ def test_every_setting_reaches_the_engine() -> None:
         block_size=8,
         allocator="contiguous-pow2",
         enable_prefix_caching=False,
+        cascade_attention="off",
         max_pinned_share=0.5,
         watermark=0.5,
         max_model_len=100,

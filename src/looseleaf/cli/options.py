@@ -135,6 +135,14 @@ class EngineOptions:
             rich_help_panel=MEMORY,
         ),
     ] = True
+    cascade_attention: Annotated[
+        str,
+        typer.Option(
+            help="Whether blocks that sequences share are read once for all of them: auto (where that is faster), on "
+            "or off. The answers are the same.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = "auto"
     max_pinned_share: Annotated[
         float,
         typer.Option(help="Share of the pool that pinned prefixes may keep from eviction.", rich_help_panel=MEMORY),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from looseleaf.engine.seats import Seats
-from looseleaf.kernels.interface import AttentionBatch
+from looseleaf.kernels.interface import AttentionBatch, Cascade
 from looseleaf.memory.interface import ROW_MASK, KVMemory
 from looseleaf.scheduler.interface import StepPlan
 
@@ -30,7 +30,7 @@ class ModelBatch:
     """The adapter of each token, int64 `[num_tokens]`, -1 for none; None: nobody has one."""
 
 
-def build_batch(plan: StepPlan, seats: Seats, memory: KVMemory) -> ModelBatch:
+def build_batch(plan: StepPlan, seats: Seats, memory: KVMemory, cascade: Cascade = "auto") -> ModelBatch:
     """Gather what `plan` schedules. Block tables and lengths are read where the memory manager keeps them."""
     rows = plan.seq_ids & ROW_MASK
     sitting = seats.of(plan.seq_ids)
@@ -54,6 +54,7 @@ def build_batch(plan: StepPlan, seats: Seats, memory: KVMemory) -> ModelBatch:
             query_starts=torch.from_numpy(starts),
             slots=torch.from_numpy(slots),
             num_decodes=plan.num_decodes,
+            cascade=cascade,
         ),
         query_starts=starts,
         adapters=None if adapters is None else torch.from_numpy(adapters[owner]),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -17,6 +17,7 @@ from looseleaf.engine.adapters import check_lora
 from looseleaf.engine.sampling_params import is_integer
 from looseleaf.errors import ConfigurationError
 from looseleaf.kernels import native
+from looseleaf.kernels.interface import Cascade
 from looseleaf.memory.factory import check_allocator
 from looseleaf.scheduler.interface import SchedulerConfig
 
@@ -51,6 +52,9 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     """Keep the keys and values of ended requests while nobody needs the room, and share them with requests that begin
     with the same tokens. (Paged memory only.)"""
+    cascade_attention: Cascade = "auto"
+    """Whether blocks that sequences share are read once for all of them: "auto" where that is faster, "on" or "off".
+    The answers are the same."""
     max_pinned_share: float = 0.25
     """Share of the pool that pinned prefixes may keep from eviction. 0 to 1."""
     max_model_len: int | None = None
@@ -72,6 +76,11 @@ class EngineConfig:
         if self.quantization not in QUANTIZATIONS:
             raise ConfigurationError(
                 f"quantization {self.quantization!r} is unknown.", hint=f"Use {', '.join(QUANTIZATIONS)}."
+            )
+        if self.cascade_attention not in get_args(Cascade):
+            raise ConfigurationError(
+                f"cascade_attention {self.cascade_attention!r} is unknown.",
+                hint=f"Use {', '.join(get_args(Cascade))}.",
             )
         for name in ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_bypass", "seed"):
             value = getattr(self, name)

@@ -318,7 +318,7 @@ class Engine:
     def _run(self, plan: StepPlan) -> tuple[list[RunningSample], SamplerOutput, dict[RunningRequest, list[int]]]:
         """The tensors of one step: forward, logits of the rows that are sampled, tokens. Last: for each request whose
         beams sampled, the one that each of them continues, or nothing at its end."""
-        batch = build_batch(plan, self._seats, self.memory)
+        batch = build_batch(plan, self._seats, self.memory, self.config.cascade_attention)
         sampling = np.flatnonzero(plan.num_samples)
         sampled_rows = batch.query_starts[1:][sampling].astype(np.int64) - 1
         prompt_rows = self._prompt_logprob_rows(plan, batch)
