@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../isa/isa.h"
 #include "../parallel.h"
 
 namespace looseleaf {
@@ -15,12 +16,8 @@ const AdapterMatrices& matrices_at(const Adapter& adapter, int64_t layer, Adapte
   return adapter[size_t(layer)][size_t(place)];
 }
 
-// Numbers of scratch for one row: its input, x · Aᵀ, and the widest part's outputs.
-int64_t row_scratch(const AdapterMatrices& matrices) {
-  int64_t widest = 0;
-  for (const AdapterPart& part : matrices.parts) widest = std::max(widest, part.b.out_features);
-  return matrices.a.in_features + matrices.a.out_features + widest;
-}
+// Numbers of scratch for one row: its input and x · Aᵀ.
+int64_t row_scratch(const AdapterMatrices& matrices) { return matrices.a.in_features + matrices.a.out_features; }
 
 }  // namespace
 
@@ -80,7 +77,6 @@ void AdapterRows::run(const Item& item, bool paired, int64_t first, const float*
   const auto at = [&](int64_t i) { return item.rows[i] - first; };
   float* low = scratch;
   float* gathered = low + count * ranks;
-  float* outputs = gathered + count * inputs;
 
   const float* from = x + at(0) * x_stride;
   if (!neighbours) {
@@ -93,22 +89,8 @@ void AdapterRows::run(const Item& item, bool paired, int64_t first, const float*
     float* own = low + part.first_rank;
     for (int64_t i = 0; i < count; ++i)
       for (int64_t r = 0; r < part.rank; ++r) own[i * ranks + r] *= part.scaling;
-    if (neighbours && !paired) {  // the same sums as below, in place
-      linear(part.b, own, ranks, count, y + at(0) * y_stride + part.first_column, y_stride, Epilogue::add);
-      continue;
-    }
-    const int64_t size = part.b.out_features;
-    linear(part.b, own, ranks, count, outputs, size, Epilogue::store);
-    for (int64_t i = 0; i < count; ++i) {
-      const float* added = outputs + i * size;
-      float* to = y + at(i) * y_stride + part.first_column;
-      if (!paired) {
-        for (int64_t j = 0; j < size; ++j) to[j] += added[j];
-        continue;
-      }
-      for (int64_t j = 0; j < size; j += 16, to += 32)
-        for (int64_t lane = 0; lane < std::min<int64_t>(16, size - j); ++lane) to[lane] += added[j + lane];
-    }
+    kernels().step.low_rank({part.b, part.bfloat16, part.rank, part.outputs, own, ranks, item.rows, count, first,
+                             y + part.first_column, y_stride, paired ? 32 : 16});
   }
 }
 

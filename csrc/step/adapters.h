@@ -1,5 +1,5 @@
 // Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685): y += scaling · (x · Aᵀ) · Bᵀ, each row with its own
-// adapter or none. The products are those of packed_linear.h, so a row's result depends on nothing but the row.
+// adapter or none. Both products form each sum in one fixed order, so a row's result depends on nothing but the row.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -16,9 +16,11 @@ constexpr int64_t num_adapted_places = 4;
 
 // One projection: q, k or v of qkv, gate or up of gate_up.
 struct AdapterPart {
-  PackedLinear b;  // [outputs of the projection][rank]
+  const void* b;  // of the projection's outputs; see LowRankItem
+  bool bfloat16;
+  int64_t outputs;
   int64_t first_rank, rank;  // the columns of x · Aᵀ that are its own
-  int64_t first_column;  // of its outputs in y; in gate_up 0 for gate, 16 for up: panels of 16 take turns
+  int64_t first_column;      // of its outputs in y; in gate_up 0 for gate, 16 for up: panels of 16 take turns
   float scaling;
 };
 

@@ -187,25 +187,24 @@ void decoder_set_adapter_input(int64_t decoder, int64_t adapter, int64_t layer, 
   entry->kept.push_back(std::move(a));
 }
 
-// B of part `part`, scaled: it reads columns [first_rank, first_rank + rank) of x · Aᵀ.
+// B of part `part`, in the layout of LowRankItem, scaled: it reads columns [first_rank, first_rank + rank) of x · Aᵀ.
 void decoder_add_adapter_part(int64_t decoder, int64_t adapter, int64_t layer, std::string name, int64_t part,
-                              int64_t first_rank, int64_t rank, double scaling, std::string type, int64_t out_features,
-                              Tensor b) {
+                              int64_t first_rank, int64_t rank, double scaling, int64_t outputs, Tensor b) {
   const auto entry = find(decoder);
   const std::lock_guard lock(entry->in_use);
   AdapterMatrices& matrices = adapter_matrices(*entry, adapter, layer, name);
   const DecoderShape& shape = entry->decoder.weights.shape;
   const int64_t last = name == "qkv" ? 2 : name == "gate_up" ? 1 : 0;
   STD_TORCH_CHECK(part >= 0 && part <= last, name, " has no part ", part);
-  int64_t outputs = shape.hidden_size, column = 0;
+  int64_t expected = shape.hidden_size, column = 0;
   if (name == "qkv") {
-    outputs = part == 0 ? shape.query_size() : shape.kv_size();
+    expected = part == 0 ? shape.query_size() : shape.kv_size();
     column = part == 0 ? 0 : shape.query_size() + (part - 1) * shape.kv_size();
   } else if (name == "gate_up") {
-    outputs = shape.intermediate_size;
+    expected = shape.intermediate_size;
     column = 16 * part;
   }
-  STD_TORCH_CHECK(out_features == outputs, "B of ", name, " has ", out_features, " outputs instead of ", outputs);
+  STD_TORCH_CHECK(outputs == expected, "B of ", name, " has ", outputs, " outputs instead of ", expected);
   STD_TORCH_CHECK(matrices.a.weight != nullptr && first_rank >= 0 && rank >= 1 &&
                       rank <= matrices.a.out_features - first_rank,
                   "B of ", name, " reads beyond A");
@@ -213,8 +212,12 @@ void decoder_add_adapter_part(int64_t decoder, int64_t adapter, int64_t layer, s
     STD_TORCH_CHECK(other.first_column != column && (other.first_rank + other.rank <= first_rank ||
                                                      first_rank + rank <= other.first_rank),
                     "two parts of ", name, " overlap");
-  const PackedLinear packed = packed_linear(b, {}, {}, {}, type, out_features, rank, false);
-  matrices.parts.push_back({packed, first_rank, rank, column, float(scaling)});
+  const bool bfloat16 = b.scalar_type() == ScalarType::BFloat16;
+  STD_TORCH_CHECK(b.is_cpu() && b.is_contiguous() && (bfloat16 || b.scalar_type() == ScalarType::Float),
+                  "B of ", name, " must be contiguous float32 or bfloat16 on the CPU");
+  STD_TORCH_CHECK(b.numel() == (outputs + 15) / 16 * ((rank + 1) / 2) * 32, "B of ", name, " has ", b.numel(),
+                  " numbers, which is not ", outputs, " outputs of rank ", rank);
+  matrices.parts.push_back({b.data_ptr(), bfloat16, outputs, first_rank, rank, column, float(scaling)});
   entry->kept.push_back(std::move(b));
 }
 
@@ -296,7 +299,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(looseleaf, library) {
       "Tensor a) -> ()");
   library.def(
       "decoder_add_adapter_part(int decoder, int adapter, int layer, str name, int part, int first_rank, int rank, "
-      "float scaling, str type, int out_features, Tensor b) -> ()");
+      "float scaling, int outputs, Tensor b) -> ()");
   library.def("decoder_logits(int decoder, Tensor hidden, Tensor(a!) out) -> ()");
   library.def("decoder_phase_seconds(int decoder) -> float[]");
   library.def("decoder_scratch_bytes(int decoder) -> int");

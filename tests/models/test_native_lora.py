@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from looseleaf.kernels import native
+from looseleaf.kernels.linear import pack
 from looseleaf.models.decoder import CausalLM
 from looseleaf.models.lora import LoraAdapter, LoraMatrices, load_lora
 from looseleaf.models.native_decoder import NativeCausalLM
@@ -186,12 +187,21 @@ def test_matrices_that_do_not_fit_the_native_decoder_are_refused(reference):
     with pytest.raises(ValueError, match="no layer 2"):
         decoder.add_adapter("long", LoraAdapter(({}, {}, {"q_proj": good})))
     with pytest.raises(ValueError, match="overlap"):
-        decoder._call("add_adapter_part", decoder.adapters["good"], 0, "qkv", 1, 0, 1, 1.0, "float32", 10, zeros(10))
+        decoder._call("add_adapter_part", decoder.adapters["good"], 0, "qkv", 1, 0, 1, 1.0, 10, torch.zeros(1, 2, 16))
+    decoder._call("set_adapter_input", decoder.adapters["good"], 0, "o", "float32", 3, 30, zeros(3, 30))
+    for b, message in (
+        (torch.zeros(3, 1, 16), "numbers"),
+        (torch.zeros(3, 2, 16, dtype=torch.float16), "float32 or bfloat16"),
+        (torch.zeros(3, 2, 32)[..., :16], "contiguous"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decoder._call("add_adapter_part", decoder.adapters["good"], 0, "o", 0, 0, 1, 1.0, 40, b)
+    place = (decoder.adapters["good"], 0, "o", 0, 1, 3)
+    with pytest.raises(ValueError, match="beyond A"):
+        decoder._call("add_adapter_part", *place, 1.0, 40, torch.zeros(3, 4, 16))
     with pytest.raises(ValueError, match="no adapter"):
-        decoder._call("set_adapter_input", 99, 0, "qkv", "float32", 1, 40, zeros(40))
+        decoder._call("set_adapter_input", 99, 0, "qkv", "float32", 1, 40, zeros(1, 40))
 
 
-def zeros(columns: int) -> torch.Tensor:
-    from looseleaf.kernels.linear import pack
-
-    return pack(torch.zeros(columns, 1), "float32").weight
+def zeros(outputs: int, inputs: int) -> torch.Tensor:
+    return pack(torch.zeros(outputs, inputs), "float32").weight

@@ -90,7 +90,7 @@ def _native_lora_bound(model: ModelConfig, config: EngineConfig, rank: int) -> i
         return 0
     queries, inner = model.num_heads * model.head_dim, model.intermediate_size
     rows = min(config.max_num_batched_tokens, NATIVE_MLP_ROWS)
-    a_row = 2 * max(model.hidden_size, queries, inner) + 3 * rank
+    a_row = max(model.hidden_size, queries, inner) + 3 * rank
     by_thread = min(rows, NATIVE_LORA_ROWS) * a_row + 16
     floats = rows * 2 * (inner + 16) + torch.get_num_threads() * by_thread
     return floats * FLOAT32 + 3 * config.max_num_batched_tokens * 8

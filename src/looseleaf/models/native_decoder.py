@@ -151,10 +151,10 @@ class NativeCausalLM:
                 self._call("set_adapter_input", number, index, product, a.type, a.out_features, a.in_features, a.weight)
                 first = 0
                 for part, matrices in given:
-                    b = _pack_losslessly(matrices.b)
-                    rank = b.in_features
+                    outputs, rank = matrices.b.shape
+                    b = pack_low_rank(matrices.b)
                     place = (number, index, product, part, first, rank, matrices.scaling)
-                    self._call("add_adapter_part", *place, b.type, b.out_features, b.weight)
+                    self._call("add_adapter_part", *place, outputs, b)
                     first += rank
                     self._nbytes += b.nbytes
                 self._nbytes += a.nbytes
@@ -238,6 +238,18 @@ class NativeCausalLM:
 
 def _pack_losslessly(weight: Tensor) -> PackedLinear:
     return pack(weight, "bfloat16" if fits_bfloat16(weight) else "float32")
+
+
+def pack_low_rank(b: Tensor) -> Tensor:
+    """`b` (`[outputs, rank]`) as the native step streams it: panels of 16 outputs, the rank's columns outermost, in
+    bfloat16 (where that holds every number) in pairs."""
+    outputs, rank = b.shape
+    dtype = torch.bfloat16 if fits_bfloat16(b) else torch.float32
+    padded = torch.zeros(-(-outputs // 16) * 16, rank + rank % 2, dtype=dtype)
+    padded[:outputs, :rank] = b
+    if dtype == torch.float32:
+        return padded.view(-1, 16, padded.shape[1]).transpose(1, 2).contiguous()
+    return padded.view(-1, 16, padded.shape[1] // 2, 2).transpose(1, 2).contiguous()
 
 
 def fits_bfloat16(weight: Tensor) -> bool:
