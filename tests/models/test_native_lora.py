@@ -81,10 +81,12 @@ def test_it_computes_what_the_reference_computes(isa, adapters, with_adapters, p
     expected = torch.cat(paged_run(plain, prompts, adapters=chosen).run_whole())
     bare = torch.cat(paged_run(plain, prompts).run_whole())
     assert (expected - bare).abs().max() > 1
-    rounds = isa in ("avx512_bf16", "amx")  # activations too, where an adapter is bfloat16
     with native.use_isa(isa):
         found = torch.cat(paged_run(with_adapters(), prompts, adapters=chosen).run_whole())
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.3 if rounds else 2e-3)
+    if isa in ("avx512_bf16", "amx"):  # activations are rounded where A is bfloat16
+        assert (found - expected).square().mean() < 1e-2 * (expected - bare).square().mean()
+    else:
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
 
 
 @given(seed=st.integers(0, 2**32 - 1), data=st.data())
