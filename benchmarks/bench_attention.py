@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median, quantiles
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from looseleaf.kernels import AttentionBatch, native
 from looseleaf.kernels.cpu import CpuKVCache
+from looseleaf.kernels.interface import Cascade
 from looseleaf.kernels.processors import read_caches
 
 SHAPES = {"9q/3kv × 64": (9, 3, 64), "32q/8kv × 128": (32, 8, 128)}
@@ -103,6 +104,45 @@ class Decode:
     def sum_with_torch(self) -> None:
         self._turn += 1
         self.cache.storage[self._turn % self.cache.num_layers].view(-1).view(torch.int64).sum()
+
+
+class Shared:
+    """Decodes that have their first `shared` tokens in common: in the same blocks, or each in its own copy of them."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        sequences: int,
+        shared: int,
+        dtype: torch.dtype,
+        *,
+        own: int = 64,
+        copies: bool = False,
+    ):
+        heads, kv_heads, dim = shape
+        common, rest = shared // 16, -(-own // 16)
+        everyones = common * (sequences if copies else 1)
+        num_blocks = everyones + sequences * rest
+        ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).int()
+        first = ids[:everyones].view(-1, common).expand(sequences, common)
+        tables = torch.cat([first, ids[everyones:].view(sequences, rest)], 1)
+        self.cache = CpuKVCache(
+            num_layers=1, num_blocks=num_blocks, block_size=16, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype
+        )
+        generator = torch.Generator().manual_seed(1)
+        rows = torch.randn(2, CONTEXT, kv_heads, dim, generator=generator)
+        slots = torch.arange(num_blocks * 16)
+        for begin in range(0, len(slots), CONTEXT):
+            some = slots[begin : begin + CONTEXT]
+            self.cache.write(0, rows[0, : len(some)], rows[1, : len(some)], some)
+        lens = torch.full((sequences,), shared + own, dtype=torch.int32)
+        starts = torch.arange(sequences + 1, dtype=torch.int32)
+        self.batch = AttentionBatch(tables, lens, starts, torch.empty(0, dtype=torch.int64), sequences)
+        self.query = torch.randn(sequences, heads, dim, generator=generator)
+
+    def attend(self, cascade: Cascade) -> Callable[[], object]:
+        batch = replace(self.batch, cascade=cascade)
+        return lambda: self.cache.attend(0, self.query, batch, scale=self.query.shape[-1] ** -0.5)
 
 
 class TorchAttention:
@@ -234,6 +274,25 @@ def long(rounds: int) -> Iterator[Figure]:
         yield figure(f"bf16 decode, {name}, 1 × 32,768", "reading the bytes", ours, plain, None)
 
 
+def cascade(rounds: int) -> Iterator[Figure]:
+    """Blocks that sequences share, read once for all: beside reading them for each, and beside copies of them."""
+    for name, shape in {"4q/4kv × 64": (4, 4, 64), **SHAPES}.items():
+        for dtype in (torch.bfloat16, torch.int8, torch.float32):
+            for sequences, shared in ((2, 2048), (4, 256), (4, 2048), (16, 1024), (64, 2048)):
+                if sequences == 64 and shape[0] == 32:
+                    continue  # gigabytes of copies
+                case = Shared(shape, sequences, shared, dtype)
+                aside = Shared(shape, sequences, shared, dtype, copies=True)
+                ours, automatic, off, copies = take_turns(
+                    [case.attend("on"), case.attend("auto"), case.attend("off"), aside.attend("off")], rounds
+                )
+                what = f"cascade, {name}, {case.cache.dtype_name}, {sequences} × {shared:,}"
+                asked = name == "9q/3kv × 64" and sequences == 64 and dtype == torch.bfloat16
+                yield figure(what, "cascade off", ours, off, 3.0 if asked else None)
+                yield figure(what.replace("cascade", "auto"), "cascade off", automatic, off, 0.97)
+                yield figure(what, "a copy for each", ours, copies, None)
+
+
 PARTS: dict[str, Callable[[int], Iterator[Figure]]] = {
     "decode": decode,
     "int8": int8,
@@ -242,6 +301,7 @@ PARTS: dict[str, Callable[[int], Iterator[Figure]]] = {
     "blocks": blocks,
     "prefill": prefill,
     "long": long,
+    "cascade": cascade,
 }
 
 

@@ -92,11 +92,11 @@ class Cutter {
     }
   }
 
-  // Measured (benchmarks/README.md). More rows at a time help most where a sequence has one, and with float32, which
-  // is read at twice the cost; otherwise a few more rows do not make up for preparing their tiles.
+  // Measured (benchmarks/README.md). More rows at a time help most where a sequence has one, and with float32, whose
+  // tiles are the largest; otherwise a few more rows do not make up for preparing their tiles.
   bool pays(const SharedRun& run) const {
-    const int64_t least = group_ == 1 || layout_.type == KVType::float32 ? 2 : 4;
-    return batch_.cascade == Cascade::on || run.num_members >= least;
+    if (batch_.cascade == Cascade::on || group_ == 1 || layout_.type == KVType::float32) return true;
+    return run.num_members >= 4 && run.num_members * (run.last_partition - run.first_partition) >= 8;
   }
 
   int64_t largest(const int32_t* seqs, int64_t count) const {
