@@ -92,6 +92,14 @@ def test_each_request_gets_what_its_merged_model_gives(model, merged):
     assert len({str(tokens(output)) for output in found[:4]}) == 4  # the adapters do something
 
 
+def test_beams_are_those_of_the_merged_model(model, merged):
+    beams = SamplingParams(beam_width=3, n=3, max_tokens=6, ignore_eos=True)
+    for name in NAMES:
+        (found,) = run(tiny_engine(model), [([5, 9, 100, 7], beams, name)])
+        (expected,) = run(tiny_engine(merged[name]), [([5, 9, 100, 7], beams, None)])
+        assert tokens(found) == tokens(expected)
+
+
 @given(data=st.data())
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.skipif(not native.is_chosen(), reason="exact on native kernels only")
