@@ -132,7 +132,7 @@ def found(*beams: dict[int, float]) -> Continuations:
 
 
 def beam_search(width: int, **changes: Any) -> BeamSearch:
-    return BeamSearch(SamplingParams(beam_width=width, **changes), [EOS], max_tokens=10)
+    return BeamSearch(width, SamplingParams(beam_width=width, **changes), [EOS], max_tokens=10)
 
 
 def test_an_end_counts_only_among_the_best_and_costs_no_beam() -> None:

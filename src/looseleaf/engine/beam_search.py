@@ -91,10 +91,9 @@ class BeamSearch:
     """The state of one search. `advance` takes the continuations of the beams and says which beam each next one
     comes from."""
 
-    def __init__(self, params: SamplingParams, end_token_ids: Collection[int], max_tokens: int) -> None:
-        """`max_tokens`: the request's, already bounded by what fits."""
-        assert params.beam_width is not None
-        self.width = params.beam_width
+    def __init__(self, width: int, params: SamplingParams, end_token_ids: Collection[int], max_tokens: int) -> None:
+        """`params` say how hypotheses compare. `max_tokens`: the request's, already bounded by what fits."""
+        self.width = width
         self.num_candidates = candidates_of(self.width, len(end_token_ids))
         self.end_token_ids = frozenset(end_token_ids)
         self.beams = [Hypothesis()]

@@ -180,8 +180,8 @@ class Engine:
         running = RunningRequest(
             request, prompt, params, seed, RequestMetrics(request.arrival), self._decode_token, adapter
         )
-        if request.beams:
-            running.search = BeamSearch(params, self._end_token_ids(params), request.max_tokens)
+        if params.beam_width is not None:
+            running.search = BeamSearch(params.beam_width, params, self._end_token_ids(params), request.max_tokens)
         for sequence in request.sequences:
             stop = StopChecker(
                 params,
@@ -337,11 +337,11 @@ class Engine:
             self._record_prompt_logprobs(each, hidden, int(np.searchsorted(wanted, each.rows[0])))
 
         entries: list[RunningSample] = []
-        beam_rows: dict[RunningRequest, list[int]] = {}
+        searches: dict[RunningRequest, tuple[BeamSearch, list[int]]] = {}
         for row, sequence in enumerate(plan.sequences[i] for i in sampling.tolist()):
             entry = self._samples[sequence]
-            if sequence.request.beams:
-                beam_rows.setdefault(entry.request, []).append(row)
+            if (search := entry.request.search) is not None:
+                searches.setdefault(entry.request, (search, []))[1].append(row)
             else:
                 entries.append(entry)
                 entries += (self._samples[fork] for fork in sequence.request.pending_forks)
@@ -353,10 +353,14 @@ class Engine:
         logits = self.model.logits(hidden)
         if entries:
             counts = plan.num_samples[sampling]
-            counts[[row for rows in beam_rows.values() for row in rows]] = 0
+            counts[[row for _, rows in searches.values() for row in rows]] = 0
             seats = np.array([entry.seat for entry in entries], np.int64)
             sampled = sample(logits, self._sampling.select(seats, np.repeat(np.arange(len(sampling)), counts)))
-        return entries, sampled, {r: advance(r, logits, np.array(rows, np.int64)) for r, rows in beam_rows.items()}
+        parents = {
+            running: advance(running, search, logits, np.array(rows, np.int64))
+            for running, (search, rows) in searches.items()
+        }
+        return entries, sampled, parents
 
     def _prompt_logprob_rows(self, plan: StepPlan, batch: ModelBatch) -> list[_PromptRows]:
         """What the prompts in `plan` that want logprobs need of the hidden states."""

@@ -14,14 +14,13 @@ from looseleaf.engine.sampling_errors import SamplingFailed
 from looseleaf.engine.stop import Finish
 
 
-def advance(running: RunningRequest, logits: Tensor, rows: NDArray[np.int64]) -> list[int]:
+def advance(running: RunningRequest, search: BeamSearch, logits: Tensor, rows: NDArray[np.int64]) -> list[int]:
     """Take one step from the beams' rows of `logits` (float32 `[rows, vocab]`; after the prompt one row for all).
 
     Returns the beam that each of the next ones continues; nothing when the search is over, and the request's samples
     have ended.
     """
-    params, search = running.params, running.search
-    assert search is not None
+    params = running.params
 
     def describe(beams: NDArray[np.int64], token_ids: NDArray[np.int64]) -> list[TokenLogprobs]:
         return token_logprobs(logits, rows[beams], token_ids, np.full(len(beams), params.logprobs, np.int32))

@@ -96,9 +96,10 @@ class ContiguousManager(SequenceMemory):
         return self._placement.largest_possible
 
     def _fit_together(self, num_tokens: int, num_sequences: int, shared_tokens: int) -> bool:
-        # Forks are as large as the first, which may be admitted anew at any length after a preemption.
-        lengths = range(max(shared_tokens, 1), num_tokens + 1)
-        largest = max(self._region_blocks(length, num_tokens) for length in lengths)
+        # Forks are as large as the first, which may be admitted anew at any length after a preemption. What rounding
+        # to a power of two adds is most just beyond one.
+        lengths = {num_tokens - (1 << k) - 1 for k in range(num_tokens.bit_length())} | {num_tokens, shared_tokens}
+        largest = max(self._region_blocks(length, num_tokens) for length in lengths if length >= max(shared_tokens, 1))
         return largest <= self._placement.largest_possible and num_sequences <= self.num_blocks // largest
 
     def can_admit(

@@ -128,13 +128,20 @@ class BeamGroups:
             self._unformed.remove(request)
 
     def blocks_to_begin(self, request: Request) -> int:
-        """Blocks that the group takes beyond those of its first beam before each has sampled one more token."""
+        """Blocks that the group takes beyond those of its first beam before each has sampled one more token; of a
+        request without beams none."""
+        if not request.beams:
+            return 0
         size, first = self._memory.block_size, request.sequences[0]
         length = first.num_tokens if request.lineage else min(first.num_tokens + 1, request.cached_len)
         if length == first.prefill_len:
             return 0  # one token each: they end without ever having forked
         shared = first.prefill_len // size
         return shared + request.num_samples * (-(-length // size) - shared) - -(-first.prefill_len // size)
+
+    def blocks_promised(self) -> int:
+        """The same, of all groups in memory that have not forked yet."""
+        return sum(self.blocks_to_begin(first.request) for first in self._prefilling if first.request.pending_forks)
 
     def _decode_if_complete(self, request: Request, step: int) -> None:
         if any(beam.num_computed < beam.prefill_len for beam in request.sequences):

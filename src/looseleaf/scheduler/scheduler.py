@@ -308,10 +308,12 @@ class Scheduler:
             return "seats"
         request = sequence.request
         keep_free = self._watermark_blocks if self.num_running else 0
+        if self._num_beam_requests:
+            keep_free += self._beams.blocks_promised() + self._beams.blocks_to_begin(request)
         fits = self.memory.can_admit(
             sequence.prefill_len,
             final_tokens=request.cached_len,
-            keep_free=keep_free + (self._beams.blocks_to_begin(request) if request.beams else 0),
+            keep_free=keep_free,
             prefix=sequence.prefix,
             num_sequences=request.num_samples if request.beams else 1,
         )
