@@ -240,15 +240,25 @@ def test_all_requests_of_a_failing_step_are_told(monkeypatch: pytest.MonkeyPatch
     assert [len(finished[each].outputs[0].token_ids) for each in (*ids, late)] == [1, 1, 2]
 
 
-@pytest.mark.parametrize("method", ["_take_seats", "_run", "_record", "_settle", "_close_if_finished"])
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [
+        ("_seating", "take"),
+        ("_model_step", "run"),
+        ("", "_record"),
+        ("_seating", "settle"),
+        ("", "_close_if_finished"),
+    ],
+)
 @pytest.mark.parametrize("failing_call", [1, 2])
 def test_an_interrupt_anywhere_in_a_step_leaves_a_working_engine(
-    monkeypatch: pytest.MonkeyPatch, method: str, failing_call: int
+    monkeypatch: pytest.MonkeyPatch, part: str, method: str, failing_call: int
 ) -> None:
     engine = tiny_engine(MODEL, max_num_seqs=4)
     for x in range(3):
         engine.add_request([x, 8, 7], SamplingParams(temperature=0.5, n=1 + x % 2, max_tokens=1 + x))
-    original = getattr(engine, method)
+    target: Any = getattr(engine, part) if part else engine
+    original = getattr(target, method)
     calls = 0
 
     def interrupted(*arguments: Any) -> Any:
@@ -258,7 +268,7 @@ def test_an_interrupt_anywhere_in_a_step_leaves_a_working_engine(
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(engine, method, interrupted)
+    monkeypatch.setattr(target, method, interrupted)
     with pytest.raises(KeyboardInterrupt):
         drain(engine)
     engine.memory.audit()

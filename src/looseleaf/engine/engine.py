@@ -9,31 +9,27 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from looseleaf.engine.adapters import adapter_number
-from looseleaf.engine.batch import ModelBatch, build_batch
 from looseleaf.engine.beam_params import check_candidates
 from looseleaf.engine.beam_search import BeamSearch
 from looseleaf.engine.config import EngineConfig
-from looseleaf.engine.footprint import PROMPT_LOGPROB_ROWS
 from looseleaf.engine.generation_request import GenerationRequest, ReadRequest
 from looseleaf.engine.kv_pool import PoolSize
-from looseleaf.engine.logprobs import prompt_logprobs
+from looseleaf.engine.model_step import ModelStep
 from looseleaf.engine.outputs import RequestMetrics
 from looseleaf.engine.philox import derived_seed
 from looseleaf.engine.prefix_caching import Pin, PrefixCaching, cache_identity
 from looseleaf.engine.prompts import Prompt, TokenPrompt, read_prompt
-from looseleaf.engine.running_beams import advance, conclude
+from looseleaf.engine.running_beams import conclude
 from looseleaf.engine.running_request import RunningRequest, RunningSample, SampleDelta
-from looseleaf.engine.sampler import SamplerOutput, sample
+from looseleaf.engine.sampler import SamplerOutput
 from looseleaf.engine.sampling_params import SamplingParams, as_params
 from looseleaf.engine.sampling_rows import SamplingRows
+from looseleaf.engine.seating import Seating
 from looseleaf.engine.seats import Seats
 from looseleaf.engine.stop import Finish, StopChecker
 from looseleaf.errors import ConfigurationError
@@ -109,15 +105,19 @@ class Engine:
         """Told each step's plan before it runs, while its sequences hold their blocks; for whoever measures."""
         self._clock = clock
         self._writer = object()
-        self._seats = Seats(config.max_num_seqs, pool.max_model_len)
+        seats = Seats(config.max_num_seqs, pool.max_model_len)
         self._prefix_caching = PrefixCaching(
             self.memory if config.enable_prefix_caching and isinstance(self.memory, BlockManager) else None,
-            self._seats,
+            seats,
             cache_identity(model.config, model_revision, pool),
         )
-        self._sampling = SamplingRows(config.max_num_seqs, self.eos_token_ids)
         self._requests: dict[str, RunningRequest] = {}
         self._samples: dict[Sequence, RunningSample] = {}
+        sampling = SamplingRows(config.max_num_seqs, self.eos_token_ids)
+        self._seating = Seating(seats, sampling, self._samples)
+        self._model_step = ModelStep(
+            model, self.kv_cache, self.memory, seats, sampling, self._samples, config.cascade_attention
+        )
         self._num_added = 0
         self._undelivered: list[SampleDelta] = []
         """What ended in a step that failed: the next step returns it."""
@@ -173,12 +173,12 @@ class Engine:
         params = as_params(params)
         prompt = prompt if isinstance(prompt, TokenPrompt) else self.read_prompt(prompt)
         self._check_params(params)
-        adapter_number(self.model.adapters, adapter)
+        number = adapter_number(self.model.adapters, adapter)
         request_id = self._free_id() if request_id is None else request_id
         request = self._request(request_id, prompt, params, self._prefix_caching.scope(cache_salt, adapter))
         seed = derived_seed(self.config.seed, self._num_added) if params.seed is None else params.seed
         running = RunningRequest(
-            request, prompt, params, seed, RequestMetrics(request.arrival), self._decode_token, adapter
+            request, prompt, params, seed, RequestMetrics(request.arrival), self._decode_token, number
         )
         if params.beam_width is not None:
             running.search = BeamSearch(params.beam_width, params, self._end_token_ids(params), request.max_tokens)
@@ -265,29 +265,31 @@ class Engine:
         if plan.copies.source.size:
             self.kv_cache.copy_blocks(*(torch.from_numpy(ids) for ids in plan.copies))
         for sequence in plan.preempted:
-            self._leave_seats(sequence)
+            self._seating.leave(sequence)
             self._renew_prefix(sequence)
         for sequence in plan.admitted:
-            self._take_seats(sequence)
+            self._seating.take(sequence)
         for request in plan.formed:
-            self._bind_beams(request)
+            self._seating.bind_beams(request)
         if not plan:
             return []
         if self.on_plan is not None:
             self.on_plan(plan)
-        with torch.inference_mode():
-            entries, sampled, parents = self._run(plan)
-        deltas, finished = self._record(entries, sampled)
+        result = self._model_step.run(plan)
+        parents = result.parents
+        deltas, finished = self._record(result.entries, result.sampled)
         for running in parents:
             running.metrics.first_token_time = running.metrics.first_token_time or self._clock()
             if running.finished:
                 finished += running.request.sequences
-                deltas += _whole_deltas(running)
+                deltas += running.whole_deltas()
         self._prefix_caching.enter_ended(self._samples[sequence] for sequence in finished)
         self.scheduler.commit(plan, finished, self._clock(), {r.request: parents[r] for r in parents})
-        self._settle(entries, sampled.token_ids)
+        decoded = self._seating.settle(result.entries, result.sampled.token_ids)
         for running in parents:
-            self._settle_beams(running, parents[running])
+            self._seating.settle_beams(running, parents[running])
+            decoded += (beam for beam in running.samples if beam.sequence.seq_id >= 0)
+        self._prefix_caching.enter_decoded(decoded)
         for delta in reversed(deltas):  # the last of a request has its result
             if delta.finish_reason is not None:
                 self._close_if_finished(delta)
@@ -315,80 +317,6 @@ class Engine:
             prefix=self._prefix_caching.prefix(prompt.token_ids, scope),
         )
 
-    def _run(self, plan: StepPlan) -> tuple[list[RunningSample], SamplerOutput, dict[RunningRequest, list[int]]]:
-        """The tensors of one step: forward, logits of the rows that are sampled, tokens. Last: for each request whose
-        beams sampled, the one that each of them continues, or nothing at its end."""
-        batch = build_batch(plan, self._seats, self.memory, self.config.cascade_attention)
-        sampling = np.flatnonzero(plan.num_samples)
-        sampled_rows = batch.query_starts[1:][sampling].astype(np.int64) - 1
-        prompt_rows = self._prompt_logprob_rows(plan, batch)
-        wanted = (
-            np.union1d(sampled_rows, np.concatenate([r.rows for r in prompt_rows])) if prompt_rows else sampled_rows
-        )
-        hidden = self.model.forward(
-            batch.token_ids,
-            batch.positions,
-            self.kv_cache,
-            batch.attention,
-            torch.from_numpy(wanted) if len(wanted) < len(batch.token_ids) else None,
-            batch.adapters,
-        )
-        for each in prompt_rows:
-            self._record_prompt_logprobs(each, hidden, int(np.searchsorted(wanted, each.rows[0])))
-
-        entries: list[RunningSample] = []
-        searches: dict[RunningRequest, tuple[BeamSearch, list[int]]] = {}
-        for row, sequence in enumerate(plan.sequences[i] for i in sampling.tolist()):
-            entry = self._samples[sequence]
-            if (search := entry.request.search) is not None:
-                searches.setdefault(entry.request, (search, []))[1].append(row)
-            else:
-                entries.append(entry)
-                entries += (self._samples[fork] for fork in sequence.request.pending_forks)
-        sampled = SamplerOutput(np.empty(0, np.int64), {}, {})
-        if not len(sampling):
-            return entries, sampled, {}
-        if len(sampling) < len(wanted):
-            hidden = hidden[torch.from_numpy(np.searchsorted(wanted, sampled_rows))]
-        logits = self.model.logits(hidden)
-        if entries:
-            counts = plan.num_samples[sampling]
-            counts[[row for _, rows in searches.values() for row in rows]] = 0
-            seats = np.array([entry.seat for entry in entries], np.int64)
-            sampled = sample(logits, self._sampling.select(seats, np.repeat(np.arange(len(sampling)), counts)))
-        parents = {
-            running: advance(running, search, logits, np.array(rows, np.int64))
-            for running, (search, rows) in searches.items()
-        }
-        return entries, sampled, parents
-
-    def _prompt_logprob_rows(self, plan: StepPlan, batch: ModelBatch) -> list[_PromptRows]:
-        """What the prompts in `plan` that want logprobs need of the hidden states."""
-        needed = []
-        for index in range(plan.num_decodes, len(plan.sequences)):
-            running = self._samples[plan.sequences[index]].request
-            if running.params.prompt_logprobs is None:
-                continue
-            # Row for position p predicts p + 1; after a preemption the first ones are known already.
-            computed = int(plan.num_computed[index])
-            first = max(computed, len(running.prompt_logprobs) - 1)
-            last = min(computed + int(plan.num_scheduled[index]), len(running.prompt.token_ids) - 1)
-            if first < last:
-                offset = int(batch.query_starts[index]) - computed
-                needed.append(_PromptRows(running, first, np.arange(offset + first, offset + last)))
-        return needed
-
-    def _record_prompt_logprobs(self, needed: _PromptRows, hidden: torch.Tensor, start: int) -> None:
-        """`start`: where in `hidden` its rows begin."""
-        running = needed.request
-        for begin in range(0, len(needed.rows), PROMPT_LOGPROB_ROWS):
-            end = min(begin + PROMPT_LOGPROB_ROWS, len(needed.rows))
-            logits = self.model.logits(hidden[start + begin : start + end])
-            first = needed.position + 1
-            targets = np.array(running.prompt.token_ids[first + begin : first + end])
-            found = prompt_logprobs(logits, targets, running.params.prompt_logprobs or 0)
-            running.prompt_logprobs += (each.as_dict(running.decode_token) for each in found)
-
     def _record(self, entries: list[RunningSample], sampled: SamplerOutput) -> tuple[list[SampleDelta], list[Sequence]]:
         """Give every sample its token. Returns what to show, and the sequences that are over."""
         now = self._clock()
@@ -405,43 +333,8 @@ class Engine:
                     entry.request.metrics.first_token_time = now
             if entry.stop.finish is not None:
                 finished.append(entry.sequence)
-            deltas.append(_delta(entry, text, tokens))
+            deltas.append(entry.delta(text, tokens))
         return deltas, finished
-
-    def _settle(self, entries: list[RunningSample], token_ids: NDArray[np.int64]) -> None:
-        """After the commit: write down the new tokens, seat the forks, clear the seats of those that left."""
-        staying = np.array([entry.sequence.state is SequenceState.RUNNING for entry in entries], np.bool_)
-        for entry in (entry for entry, stays in zip(entries, staying.tolist(), strict=True) if not stays):
-            self._leave_seats(entry.sequence)  # it has ended, or found no memory to fork into
-        kept = [entry for entry, stays in zip(entries, staying.tolist(), strict=True) if stays]
-        if not kept:
-            return
-        for entry in kept:
-            if len(entry.token_ids) == 1:
-                self._seats.bind(entry.seat, entry.sequence.seq_id)
-        seats = np.array([entry.seat for entry in kept], np.int64)
-        positions = np.array([entry.sequence.num_tokens - 1 for entry in kept], np.int64)
-        self._seats.tokens[seats, positions] = token_ids[staying]
-        self._sampling.append(seats, token_ids[staying])
-        self._prefix_caching.enter_decoded(kept)
-
-    def _settle_beams(self, running: RunningRequest, parents: list[int]) -> None:
-        """After the commit: each beam's seat has the tokens of the one that it continues, and its own new one."""
-        if not parents:
-            for sample in running.samples:
-                self._leave_seats(sample.sequence)
-            return
-        self._bind_beams(running.request)
-        seats = np.array([sample.seat for sample in running.samples], np.int64)
-        position = running.request.sequences[0].num_tokens - 1
-        self._seats.tokens[seats, :position] = self._seats.tokens[seats[parents], :position]
-        self._seats.tokens[seats, position] = [sample.token_ids[-1] for sample in running.samples]
-        self._prefix_caching.enter_decoded(s for s in running.samples if s.sequence.seq_id >= 0)
-
-    def _bind_beams(self, request: Request) -> None:
-        for sequence in request.sequences:
-            if sequence.seq_id >= 0:
-                self._seats.bind(self._samples[sequence].seat, sequence.seq_id)
 
     def _close_if_finished(self, delta: SampleDelta) -> None:
         running = self._requests.get(delta.request_id)
@@ -453,21 +346,21 @@ class Engine:
         """Close a request that the scheduler has let go of; the last of what is returned has its result."""
         deltas = []
         for entry in running.samples:
-            self._leave_seats(entry.sequence)
+            self._seating.leave(entry.sequence)
             if entry.stop.finish is None and running.search is None:
-                deltas.append(_delta(entry, entry.end(finish), []))
+                deltas.append(entry.delta(entry.end(finish), []))
         if running.search is not None and conclude(running, running.search, finish):
-            deltas = _whole_deltas(running)
+            deltas = running.whole_deltas()
         self._forget(running)
         # All may have ended in a step that failed before it could say so.
-        deltas = deltas or [_delta(running.samples[-1], "", [])]
+        deltas = deltas or [running.samples[-1].delta("", [])]
         deltas[-1].request_output = running.output()
         return deltas
 
     def _drop(self, plan: StepPlan) -> None:
         """A plan that could not be run, or not to the end: its requests end, the scheduler goes on."""
         for sequence in plan.preempted:
-            self._leave_seats(sequence)
+            self._seating.leave(sequence)
         for request_id in dict.fromkeys(sequence.request.request_id for sequence in plan.sequences):
             self._undelivered += self.abort(request_id)
         with suppress(StepOutOfOrder):  # it was committed, or is empty
@@ -479,37 +372,11 @@ class Engine:
         for entry in running.samples:
             del self._samples[entry.sequence]
 
-    def _take_seats(self, sequence: Sequence) -> None:
-        """Seat an admitted sequence, and the samples that will fork from it."""
-        for each in (sequence, *sequence.request.pending_forks):
-            entry = self._samples[each]
-            running = entry.request
-            entry.seat = self._seats.take(entry.known_tokens, adapter_number(self.model.adapters, running.adapter))
-            if running.search is not None:
-                continue
-            self._sampling.add(
-                entry.seat,
-                running.params,
-                seed=running.seed,
-                sample=each.sample,
-                prompt=running.prompt.token_ids,
-                output=entry.token_ids,
-            )
-        self._seats.bind(self._samples[sequence].seat, sequence.seq_id)
-
     def _renew_prefix(self, sequence: Sequence) -> None:
         """What it has generated is found again too, when it comes back."""
         if sequence.request.prefix is not None and sequence.state is SequenceState.WAITING:
             tokens = self._samples[sequence].known_tokens[: sequence.prefill_len]
             sequence.prefix = self._prefix_caching.prefix(tokens, sequence.request.prefix.scope)
-
-    def _leave_seats(self, sequence: Sequence) -> None:
-        for each in (sequence, *sequence.request.pending_forks):
-            entry = self._samples[each]
-            if entry.seat >= 0:
-                self._sampling.remove(entry.seat)
-                self._seats.give_back(entry.seat)
-                entry.seat = -1
 
     def _check_params(self, params: SamplingParams) -> None:
         """Raises `InvalidParameter`."""
@@ -524,34 +391,3 @@ class Engine:
         if text is None:
             text = self._token_texts[token_id] = self.tokenizer.decode([token_id], skip_special_tokens=False)
         return text
-
-
-@dataclass(frozen=True, slots=True)
-class _PromptRows:
-    """Rows of a step whose hidden states predict tokens of a prompt, one after another."""
-
-    request: RunningRequest
-    position: int
-    """That of the first row."""
-    rows: NDArray[np.int64]
-
-
-def _delta(entry: RunningSample, text: str, token_ids: list[int]) -> SampleDelta:
-    finish = entry.stop.finish
-    return SampleDelta(
-        entry.request.request.request_id,
-        entry.sequence.sample,
-        text,
-        token_ids,
-        entry.logprobs[-1:] if token_ids and entry.logprobs else None,
-        finish.reason if finish else None,
-        finish.stop_reason if finish else None,
-    )
-
-
-def _whole_deltas(running: RunningRequest) -> list[SampleDelta]:
-    """With beams there is nothing to show before the end, and then everything at once."""
-    deltas = [_delta(entry, "".join(entry.text), list(entry.token_ids)) for entry in running.outputs]
-    for delta, entry in zip(deltas, running.outputs, strict=True):
-        delta.logprobs = list(entry.logprobs) or None
-    return deltas

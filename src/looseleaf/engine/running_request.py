@@ -72,6 +72,19 @@ class RunningSample:
         self.text.append(text)
         return text
 
+    def delta(self, text: str, token_ids: list[int]) -> SampleDelta:
+        """What is to be shown of it: `text` and `token_ids` are new."""
+        finish = self.stop.finish
+        return SampleDelta(
+            self.request.request.request_id,
+            self.sequence.sample,
+            text,
+            token_ids,
+            self.logprobs[-1:] if token_ids and self.logprobs else None,
+            finish.reason if finish else None,
+            finish.stop_reason if finish else None,
+        )
+
     def output(self) -> CompletionOutput:
         params, finish = self.request.params, self.stop.finish
         return CompletionOutput(
@@ -94,7 +107,8 @@ class RunningRequest:
     seed: int
     metrics: RequestMetrics
     decode_token: Callable[[int], str]
-    adapter: str | None = None
+    adapter: int = -1
+    """The model's number of it; -1: none."""
     search: BeamSearch | None = None
     """With beams; `samples` are the beams then, and at the end the first `n` of them the outputs."""
     samples: list[RunningSample] = field(default_factory=list)
@@ -109,6 +123,13 @@ class RunningRequest:
     def outputs(self) -> list[RunningSample]:
         """The samples that are returned; with `best_of` they are chosen at the end."""
         return self.samples if self.search is None else self.samples[: self.params.n]
+
+    def whole_deltas(self) -> list[SampleDelta]:
+        """With beams there is nothing to show before the end, and then everything at once."""
+        deltas = [entry.delta("".join(entry.text), list(entry.token_ids)) for entry in self.outputs]
+        for delta, entry in zip(deltas, self.outputs, strict=True):
+            delta.logprobs = list(entry.logprobs) or None
+        return deltas
 
     def output(self) -> RequestOutput:
         """The result so far; with `best_of`, the best `n` once all have finished."""
