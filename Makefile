@@ -19,11 +19,13 @@ native = $(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)
   -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DLOOSELEAF_WERROR=ON $(2) >/dev/null && $(BIN)/cmake --build build/$(1)
 with_native = LOOSELEAF_NATIVE_LIBRARY=$(CURDIR)/build/$(1)/_native.so $(TEST_ENV)
 # What reaches native code.
+EXACTNESS := tests/engine/test_exactness.py
 NATIVE_TESTS := tests/kernels $(wildcard tests/models/test_native*.py)
 
 test-emulated: $(VENV)/.dev  ## the kernels' AVX-512 and AMX code on machines without: emulated
 	$(call native,emulated,-DCMAKE_BUILD_TYPE=Release -DLOOSELEAF_EMULATE=ON)
 	$(call with_native,emulated) $(BIN)/python -m pytest -n 2 $(NATIVE_TESTS)
+	LOOSELEAF_EXACTNESS_EXAMPLES=2 $(call with_native,emulated) $(BIN)/python -m pytest -n 2 $(EXACTNESS) -k "not default"
 
 # The sanitizers' libraries must come first in the process. Leaks: Python's own would be reported. A pool that cannot
 # be had is refused, as without them; a fault stays a signal, which some tests wait for. --capture=sys leaves the
@@ -43,7 +45,7 @@ sanitized = LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-n
 EXAMPLES ?= 1000
 
 exactness: $(VENV)/.dev  ## the exactness suite with EXAMPLES=… scenarios per form of weights, and what they went through
-	LOOSELEAF_EXACTNESS_EXAMPLES=$(EXAMPLES) $(TEST_ENV) $(BIN)/python -m pytest -n 2 tests/engine/test_exactness.py
+	LOOSELEAF_EXACTNESS_EXAMPLES=$(EXAMPLES) $(TEST_ENV) $(BIN)/python -m pytest -n 2 $(EXACTNESS)
 
 check: $(VENV)/.dev  ## format, lint, types, import layers
 	$(BIN)/ruff format --check --quiet .
