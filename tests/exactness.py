@@ -23,7 +23,7 @@ from looseleaf.memory.errors import OutOfBlocks, PinTooLarge
 from looseleaf.memory.interface import ROW_MASK
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.scheduler.interface import StepPlan
-from serving_scenario import CASCADE_SETTING, HAS_CASCADE, Scenario
+from serving_scenario import Scenario
 from tiny_model import tiny_engine
 
 EngineOf = Callable[..., Engine]
@@ -31,9 +31,12 @@ EngineOf = Callable[..., Engine]
 ROUNDING = 1e-3
 PARTITION = 256
 """Positions that attention goes through before it merges."""
-ALONE: dict[str, Any] = {"block_size": 16, "max_num_batched_tokens": 2048, "enable_prefix_caching": False}
-if HAS_CASCADE:
-    ALONE[CASCADE_SETTING] = "off"
+ALONE: dict[str, Any] = {
+    "block_size": 16,
+    "max_num_batched_tokens": 2048,
+    "enable_prefix_caching": False,
+    "cascade_attention": "off",
+}
 
 
 @contextmanager
@@ -271,7 +274,7 @@ class Play:
         self.tally["chunks"] += int((plan.num_samples[plan.num_decodes :] == 0).sum())
         self.tally["block copies"] += len(plan.copies.source)
         self.tally["preemptions"] += len(plan.preempted)
-        self.tally["rows that share partitions"] += self._sharing(plan)
+        self.tally["cascaded rows"] += self._sharing(plan)
         for sequence in plan.preempted:
             self.tally["preempted samples"] += sequence.sample > 0
             self.tally["preempted prefills"] += sequence.num_tokens == sequence.request.prompt_len
@@ -281,12 +284,13 @@ class Play:
 
     def _sharing(self, plan: StepPlan) -> int:
         """Decodes whose first partition is attended to together with others'."""
-        if self.scenario.settings.get(CASCADE_SETTING) == "off" or all(self.engine.model.config.sliding_windows):
+        if all(self.engine.model.config.sliding_windows):
             return 0
+        fewest = {"on": 2, "auto": 4, "off": 10**6}[self.scenario.settings["cascade_attention"]]
         whole = plan.seq_ids[: plan.num_decodes][plan.num_computed[: plan.num_decodes] + 1 >= PARTITION]
         blocks = -(-PARTITION // self.engine.memory.block_size)
         tables = Counter(row.tobytes() for row in self.engine.memory.block_tables[whole & ROW_MASK, :blocks])
-        return sum(count for count in tables.values() if count > 1)
+        return sum(count for count in tables.values() if count >= fewest)
 
     def _check_memory(self) -> None:
         memory = self.engine.memory

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.sampling_params import SamplingParams
 
 ADAPTERS = ("rank 3", "rank 20")
@@ -19,8 +18,6 @@ LONGEST_PROMPT = 700
 WHOLE = 10**6
 FAVOURED = {7: 10.0, 11: 9.5, 201: 9.0}
 """A bias under which tokens come again, so that penalties decide."""
-CASCADE_SETTING = "cascade_attention"
-HAS_CASCADE = CASCADE_SETTING in {setting.name for setting in fields(EngineConfig)}
 
 
 @dataclass(frozen=True)
@@ -164,11 +161,10 @@ def scenarios(
         "watermark": draw(st.sampled_from([0.0, 0.05])),
         "max_bypass": draw(st.sampled_from([0, 2, 16])),
         "enable_prefix_caching": draw(st.sampled_from([True] * 5 + [False])),
+        "cascade_attention": draw(st.sampled_from(["auto", "on", "on", "off"])),
         "max_pinned_share": draw(st.sampled_from([0.0, 0.3, 1.0])),
         "allocator": draw(st.sampled_from(["paged"] * 12 + ["contiguous-max", "contiguous-pow2", "contiguous-oracle"])),
     }
-    if HAS_CASCADE:
-        settings[CASCADE_SETTING] = draw(st.sampled_from(["auto", "on", "on", "off"]))
     return Scenario(
         family=draw(st.sampled_from(families)),
         weights=draw(st.sampled_from(weights)),
@@ -217,10 +213,9 @@ def staged(family: str, weights: str, kv_cache_dtype: str, *, brief: bool = Fals
         "max_num_seqs": 8,
         "watermark": 0.0,
         "enable_prefix_caching": True,
+        "cascade_attention": "on",
         "allocator": "paged",
     }
-    if HAS_CASCADE:
-        settings[CASCADE_SETTING] = "on"
     return Scenario(
         family,
         weights,

@@ -121,7 +121,7 @@ def test_every_family_and_cache_keeps_its_bits(
     record_property("exactness", dict(stand.counts))
     stand.require(*STAGED, "aborts", "beams")
     if family != "mistral":  # whose window makes each row's positions its own
-        stand.require("rows that share partitions")
+        stand.require("cascaded rows")
 
 
 @native_only
@@ -136,7 +136,7 @@ def test_the_default_model_keeps_its_bits(smollm2_gguf: Path, record_property: C
 
     stand = Stand(model_of, tokenizer)
     stand.play(staged("smollm2", "bfloat16", "bfloat16", brief=True))
-    stand.require(*STAGED, "rows that share partitions")
+    stand.require(*STAGED, "cascaded rows")
     if FEW < EXAMPLES:
         drawn = scenarios(["smollm2"], ["float32", "bfloat16", "int8", "Q4_1"], most=4)
         play_drawn(stand, drawn.map(without_adapters), EXAMPLES // 30)
