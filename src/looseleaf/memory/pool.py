@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 import numpy as np
@@ -151,8 +151,7 @@ class BlockPool:
         """They are no longer among those that nobody holds."""
         cached = self._cached
         if not self._pins:
-            for block in blocks:
-                del cached[block]
+            deque(map(cached.__delitem__, blocks), maxlen=0)
             return
         for block in blocks:
             del (self._idle_pinned if block in self._pins else cached)[block]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,9 +71,11 @@ class PrefixIndex:
         root, root_key = self.root(prefix.scope)
         most = (len(tokens) - 1) // size
         keys = self._block_keys(root_key, tokens, 0, most)
-        found = list(map(self._block_of_key.get, keys.tolist()))
-        count = found.index(None) if None in found else most
-        blocks = np.array(found[:count], np.int32)
+        blocks = np.fromiter(map(self._block_of_key.get, keys.tolist(), repeat(-1)), np.int32, most)
+        count = most
+        if most and blocks.min() < 0:
+            count = int((blocks < 0).argmax())
+            blocks = blocks[:count]
         if count:
             chain = self.entries.take(blocks)
             rows = self.tokens.take(blocks, axis=0) == tokens[: count * size].reshape(-1, size)
