@@ -290,6 +290,15 @@ class TestPins:
         with pytest.raises(UnknownPin):
             world.memory.unpin(pin)
 
+    def test_of_what_was_pinned_too_the_end_goes_first(self, world: World) -> None:
+        seq, _ = world.admit([1, 2, 3, 4, 5])
+        chain = world.memory.table(seq)[:2].tolist()
+        world.release(seq, ended=False)
+        pin, _ = world.memory.pin(Prefix(ids([1, 2, 3, 4, 5])))
+        assert world.memory.cached_blocks().tolist() == chain[::-1]
+        world.memory.unpin(pin)
+        assert world.memory.cached_blocks().tolist() == chain[::-1]
+
     def test_a_pin_beyond_the_allowance_is_refused_and_pins_nothing(self, world: World) -> None:
         long = list(range(100, 111))
         world.release(world.admit(long)[0], ended=False)
@@ -332,6 +341,47 @@ def test_registering_is_told() -> None:
 def test_a_prefix_that_is_none_is_refused(wrong: Callable[[], Prefix]) -> None:
     with pytest.raises(InvalidSize):
         wrong()
+
+
+def test_a_shortened_sequence_rewrites_what_was_shared_when_it_was_cut() -> None:
+    world = World(20, 4)
+    seq, _ = world.admit(list(range(8)))
+    fork, _ = world.memory.fork(seq)
+    world.memory.truncate(seq, 6)
+    world.memory.release(fork)
+    assert len(world.memory.append(np.array([seq])).source) == 0, "it is the only holder and writes in place"
+    world.memory.step += 1
+    assert world.memory.lookup(Prefix(ids(range(9)))).num_tokens == 4
+
+
+def test_who_looked_while_it_was_computed_looks_again() -> None:
+    """In the step that computes a block nothing can be copied from it, but in the next one."""
+    world = World(20, 4)
+    world.memory.step = 1
+    seq = world.memory.admit_prefix(Prefix(ids(range(9)))).seq
+    world.memory.register(seq, ids(range(9)), 8)
+    other = Prefix(ids([0, 1, 2, 3, 4, 5, 99, 99]))
+    assert world.memory.lookup(other).num_tokens == 4
+    world.memory.step = 2
+    assert world.memory.lookup(other).num_tokens == 6
+    assert world.memory.lookup(other).divergence == (6, 6)
+
+
+def test_scopes_that_come_and_go_leave_nothing() -> None:
+    world = World(20, 4)
+    world.admit([1, 2, 3], "about to begin")
+    world.release(world.admit(list(range(5)), "in the cache")[0], ended=False)
+    for number in range(5000):
+        world.memory.lookup(Prefix(ids([1]), f"visitor {number}"))
+    assert len(world.memory._prefixes.index._roots) < 2000
+    (begun,) = world.live
+    world.grow(begun, 2)
+    world.memory.step += 1
+    assert world.memory.lookup(Prefix(ids([1, 2, 3, 2, 9]), "about to begin")).num_tokens == 4
+    assert world.memory.lookup(Prefix(ids(range(5)), "in the cache")).num_tokens == 4
+    # One number each: a new scope never goes on from the root of an old one.
+    roots = [entry for entry, _ in world.memory._prefixes.index._roots.values()]
+    assert len(set(roots)) == len(roots)
 
 
 @pytest.mark.parametrize("same_tokens", [True, False])

@@ -111,8 +111,8 @@ class BlockPool:
         self._push(np.array(idle, np.int32))
 
     def pin(self, blocks: list[int]) -> None:
-        """Keep the content of (distinct, active or cached) blocks from eviction, once more."""
-        for block in blocks:
+        """Keep the content of (distinct, active or cached) blocks, given in logical order, from eviction, once more."""
+        for block in reversed(blocks):  # ends are evicted before beginnings
             times = self._pins.get(block, 0)
             if not times and self.refcounts[block] == 0:
                 del self._cached[block]
@@ -120,8 +120,8 @@ class BlockPool:
             self._pins[block] = times + 1
 
     def unpin(self, blocks: list[int]) -> None:
-        """Take one pin from each of the (distinct) blocks that still has one."""
-        for block in blocks:
+        """Take one pin from each of the (distinct) blocks, given in logical order, that still has one."""
+        for block in reversed(blocks):
             times = self._pins.get(block, 0)
             if times > 1:
                 self._pins[block] = times - 1

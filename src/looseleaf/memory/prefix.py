@@ -23,7 +23,7 @@ class Prefix:
     KV dtype, adapter, the tenant's salt. Blocks of different scopes are never shared.
     """
 
-    __slots__ = ("_found", "_version", "scope", "tokens")
+    __slots__ = ("_found", "_found_in", "scope", "tokens")
 
     def __init__(self, tokens: TokenIds, scope: str = "") -> None:
         """`tokens`: int32 `[num_tokens]`, not changed afterwards. Raises `InvalidSize`."""
@@ -37,7 +37,7 @@ class Prefix:
         self.tokens = tokens
         self.scope = scope
         self._found: PrefixMatch | None = None
-        self._version = -1
+        self._found_in: tuple[int, bool] | None = None
 
 
 class Divergence(NamedTuple):

@@ -55,7 +55,8 @@ class PrefixCache:
         step: Callable[[], int],
     ) -> None:
         self.block_size = block_size
-        self.index = PrefixIndex(num_blocks, block_size, step)
+        self._tips: NDArray[np.int64] = np.zeros(max_num_seqs, np.int64)
+        self.index = PrefixIndex(num_blocks, block_size, step, self._tips)
         self.pool = BlockPool(num_blocks, findable=self.index.entries, on_evict=self._forget_evicted)
         self.most_pinned = math.floor(num_blocks * max_pinned_share)
         self.num_query_tokens = 0
@@ -64,7 +65,6 @@ class PrefixCache:
         """Since the manager last looked; for its events."""
         self._entered: NDArray[np.int32] = np.full(max_num_seqs, _NOT_ENTERED, np.int32)
         """By row: blocks of the sequence whose content can be found, itself or an equal one; -1: it takes no part."""
-        self._tips: NDArray[np.int64] = np.zeros(max_num_seqs, np.int64)
         self._keys: NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
         self._pins: dict[int, _Pin] = {}
         self._num_pins = 0
@@ -130,8 +130,9 @@ class PrefixCache:
         if entered <= kept:
             return
         self._forget(blocks[min(filled // self.block_size, entered) : entered])
-        if num_tokens % self.block_size and self.pool.refcounts[blocks[kept]] == 1:
-            self._forget(blocks[kept : kept + 1])  # it will be written again; one that others hold is copied first
+        if num_tokens % self.block_size:
+            # It will be written again: even one that others hold now, should they have let go of it by then.
+            self._forget(blocks[kept : kept + 1])
         self._entered[row] = _NOT_ENTERED
 
     def close(self, row: int, filled: int, blocks: Blocks) -> None:

@@ -21,6 +21,8 @@ NO_ENTRY = 0
 _CANDIDATES = 64
 """Continuations of one entry that are compared for a match in part: the newest."""
 _MULTIPLIERS_AT_ONCE = 4096
+_FEW_ROOTS = 1024
+"""So many are kept without asking who needs them."""
 
 
 class PrefixIndex:
@@ -30,11 +32,12 @@ class PrefixIndex:
     secret random multipliers: nobody outside can construct collisions, and a whole prompt is hashed in one pass.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, step: Callable[[], int]) -> None:
+    def __init__(self, num_blocks: int, block_size: int, step: Callable[[], int], tips: NDArray[np.int64]) -> None:
         """`step` says which step it is. What is entered in a step is computed in it: until the next one it may be
-        shared, but not be copied from."""
+        shared, but not be copied from. `tips`: the owner's, the entries behind which it may still enter something."""
         self.block_size = block_size
         self._step = step
+        self._tips = tips
         self.entries: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
         """By block: its entry, or 0."""
         self.tokens: NDArray[np.int32] = np.zeros((num_blocks, block_size), np.int32)
@@ -47,10 +50,15 @@ class PrefixIndex:
         self._children: dict[int, int | dict[int, None]] = {}
         """By entry: the block that continues it, or several, oldest first."""
         self._roots: dict[str, tuple[int, int]] = {}
+        self._num_roots = 0
+        """Ever made."""
+        self._most_roots = _FEW_ROOTS
         self._next_entry = 1
         self._random = np.random.Generator(np.random.PCG64(secrets.randbits(128)))
         self._multipliers: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._version = 0
+        self._last_entered = -1
+        """The step in which something was entered last."""
 
     def __len__(self) -> int:
         """Entries, those of unfinished blocks not counted."""
@@ -60,16 +68,20 @@ class PrefixIndex:
         """The entry and the key from which all chains of a scope start."""
         found = self._roots.get(scope)
         if found is None:
-            found = self._roots[scope] = (-1 - len(self._roots), secrets.randbits(64))
+            if len(self._roots) >= self._most_roots:
+                self._forget_roots()
+            self._num_roots += 1
+            found = self._roots[scope] = (-self._num_roots, secrets.randbits(64))
         return found
 
     def match(self, prefix: Prefix) -> PrefixMatch:
         """The longest beginning of `prefix` that is here, its last token excepted."""
-        if prefix._version == self._version and prefix._found is not None:
+        now = self._version, self._last_entered == self._step()
+        if prefix._found is not None and prefix._found_in == now:
             return prefix._found
         tokens, size = prefix.tokens, self.block_size
         root, root_key = self.root(prefix.scope)
-        most = (len(tokens) - 1) // size
+        most = min((len(tokens) - 1) // size, len(self.entries))
         keys = self._block_keys(root_key, tokens, 0, most)
         blocks = np.fromiter(map(self._block_of_key.get, keys.tolist(), repeat(-1)), np.int32, most)
         count = most
@@ -90,7 +102,7 @@ class PrefixIndex:
         tail, common, other = self._closest(tip, tokens[start : start + size], len(tokens) - 1 - start)
         divergence = None if other is None else Divergence(start + common, other)
         prefix._found = PrefixMatch(blocks, start, tail, common, divergence, tip, key)
-        prefix._version = self._version
+        prefix._found_in = self._version, now[1]  # a new root may have changed the version
         return prefix._found
 
     def add(self, tip: int, key: int, tokens: TokenIds, start: int, blocks: Blocks) -> tuple[int, int, list[int]]:
@@ -134,7 +146,7 @@ class PrefixIndex:
         self._parents[block] = tip
         self.counts[block] = len(tokens)
         self.tokens[block, : len(tokens)] = tokens
-        self._steps[block] = self._step()
+        self._steps[block] = self._last_entered = self._step()
         self._adopt(tip, block)
         self._version += 1
 
@@ -182,13 +194,22 @@ class PrefixIndex:
         self._keys[blocks] = keys
         self.tokens[blocks] = rows
         self.counts[blocks] = self.block_size
-        self._steps[blocks] = self._step()
+        self._steps[blocks] = self._last_entered = self._step()
         names = blocks.tolist()
         self._block_of_key.update(zip(keys.tolist(), names, strict=True))
         self._adopt(tip, names[0])
         self._children.update(zip(fresh[:-1].tolist(), names[1:], strict=True))
         self._version += 1
         return int(fresh[-1])
+
+    def _forget_roots(self) -> None:
+        """Scopes may come and go for ever: those that have no entry, and are not about to have one, are given up."""
+        tips = set(self._tips.tolist())
+        self._roots = {
+            scope: root for scope, root in self._roots.items() if root[0] in self._children or root[0] in tips
+        }
+        self._most_roots = max(_FEW_ROOTS, 2 * len(self._roots))
+        self._version += 1  # who has looked, and is to begin at a root, looks again
 
     def _adopt(self, parent: int, block: int) -> None:
         siblings = self._children.get(parent)
