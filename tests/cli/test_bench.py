@@ -77,6 +77,15 @@ def test_the_table(cli: Cli, tiny: list[str], workload: Path) -> None:
     assert all(len(line) <= 80 for line in output.splitlines())
 
 
+def test_no_run_finds_what_the_one_before_left_in_the_cache(cli: Cli, tiny: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "workload.json"
+    path.write_text(json.dumps({"warmup": [request(40, 2)], "same": [request(40, 2)] * 2}))
+    code, output, _ = cli("bench", path, *tiny, "--json")
+    assert code == 0
+    (setting,) = json.loads(output)["same"]["settings"].values()
+    assert [run["cached_prompt_tokens"] for run in setting["runs"]] == [0, 0]
+
+
 def test_kv_dtypes_side_by_side_in_the_same_memory(cli: Cli, tiny: list[str], workload: Path) -> None:
     options = ["--kv-cache-dtype", "float32", "--kv-cache-dtype", "bfloat16"]
     code, output, _ = cli("bench", workload, *tiny, *options, "--test", "many", "--json")

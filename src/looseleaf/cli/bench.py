@@ -186,12 +186,13 @@ def _adapted(requests: Sequence[GenerationRequest], adapter: str | None) -> list
 def run_test(
     engines: dict[str, Engine], draws: Sequence[Sequence[GenerationRequest]], advance: Callable[[], None]
 ) -> Runs:
-    """Each draw under each allocator, in turns."""
+    """Each draw under each setting, in turns; no draw finds what another one left in the prefix cache."""
     from looseleaf.engine.workload import run_workload
 
     runs: Runs = {name: [] for name in engines}
     for draw in draws:
         for name, engine in engines.items():
+            engine.reset_prefix_cache()
             runs[name].append(run_workload(engine, draw, on_finished=lambda _index, _output: advance()))
     return runs
 
