@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -284,6 +285,33 @@ def test_an_interrupt_anywhere_in_a_step_leaves_a_working_engine(
     assert [finished[f"after-{x}"].outputs[0].token_ids for x in range(4)] == [
         generate_alone(MODEL, [x, 8, 7], 4) for x in range(4)
     ]
+
+
+@pytest.mark.parametrize(("part", "method"), [("_seating", "leave"), ("", "_renew_prefix")])
+def test_an_interrupt_harms_nobody_who_had_just_been_preempted(
+    monkeypatch: pytest.MonkeyPatch, part: str, method: str
+) -> None:
+    engine = tiny_engine(MODEL, num_blocks=20)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompts = {engine.add_request([i, 7, 9] * 3, params): [i, 7, 9] * 3 for i in range(6)}
+
+    def interrupted(_: Any) -> None:
+        patch.undo()
+        raise KeyboardInterrupt
+
+    deltas: list[SampleDelta] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(engine, part) if part else engine, method, interrupted)
+        while engine.has_unfinished():
+            with suppress(KeyboardInterrupt):
+                deltas += engine.step()
+            engine.memory.audit()
+    survivors = {each.request_id: each.request_output.outputs[0] for each in deltas if each.request_output is not None}
+    assert set(survivors) == set(prompts)
+    survivors = {each: output for each, output in survivors.items() if output.finish_reason != "abort"}
+    assert survivors
+    for request_id, output in survivors.items():
+        assert output.token_ids == generate_alone(MODEL, prompts[request_id], 24)
 
 
 def test_a_refused_request_leaves_no_trace() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -207,6 +208,11 @@ class TestPins:
             counts = engine.prefix_cache_counts()
             assert counts is not None
             assert counts.pinned_blocks == pinned
+
+    @pytest.mark.parametrize("time", [math.nan, -1, "an hour", None])
+    def test_a_time_that_is_none_is_refused(self, model: CausalLM, time: Any) -> None:
+        with pytest.raises(InvalidRequest, match="ttl_seconds"):
+            tiny_engine(model).pin_prefix(PROMPT, ttl_seconds=time)
 
     def test_one_that_is_too_large_changes_nothing(self, model: CausalLM) -> None:
         recorded = Recorded(model, num_blocks=24, max_pinned_share=0.1)

@@ -240,12 +240,13 @@ class Engine:
         """Keep what is cached of a prompt's full blocks from eviction, for `ttl_seconds` or until `unpin_prefix`.
 
         Pins give way, oldest first, when a request would otherwise have to wait. Raises `PinTooLarge` beyond
-        `max_pinned_share` of the pool, `UnknownAdapter`, and `ConfigurationError` without a prefix cache.
+        `max_pinned_share` of the pool, `UnknownAdapter`, `InvalidRequest` for a time that is none, and
+        `ConfigurationError` without a prefix cache.
         """
         prompt = prompt if isinstance(prompt, TokenPrompt) else self.read_prompt(prompt)
         adapter_number(self.model.adapters, adapter)
         scope = self._prefix_caching.scope(cache_salt, adapter)
-        return self._prefix_caching.pin(prompt.token_ids, scope, self._clock() + ttl_seconds)
+        return self._prefix_caching.pin(prompt.token_ids, scope, self._clock(), ttl_seconds)
 
     def unpin_prefix(self, pin_id: int) -> None:
         """Raises `UnknownPin`."""
@@ -359,8 +360,12 @@ class Engine:
 
     def _drop(self, plan: StepPlan) -> None:
         """A plan that could not be run, or not to the end: its requests end, the scheduler goes on."""
+        # What `_advance` may not have come to: sequences that are not in the plan will run on the strength of it.
         for sequence in plan.preempted:
             self._seating.leave(sequence)
+            self._renew_prefix(sequence)
+        for request in plan.formed:
+            self._seating.bind_beams(request)
         for request_id in dict.fromkeys(sequence.request.request_id for sequence in plan.sequences):
             self._undelivered += self.abort(request_id)
         with suppress(StepOutOfOrder):  # it was committed, or is empty

@@ -81,9 +81,12 @@ class PrefixCaching:
                     ended=not sequence.request.pending_forks,  # they will write into its begun block
                 )
 
-    def pin(self, token_ids: Sequence[int], scope: str, expires: float) -> Pin:
-        """Raises `PinTooLarge`, or `ConfigurationError` without a cache."""
-        return Pin(*self._require().pin(Prefix(np.array(token_ids, np.int32), scope), expires=expires))
+    def pin(self, token_ids: Sequence[int], scope: str, now: float, ttl_seconds: float) -> Pin:
+        """Raises `PinTooLarge`, `InvalidRequest`, or `ConfigurationError` without a cache."""
+        if not isinstance(ttl_seconds, int | float) or not ttl_seconds >= 0:
+            raise InvalidRequest(f"ttl_seconds is {ttl_seconds!r} but must be a number of seconds, at least 0.")
+        prefix = Prefix(np.array(token_ids, np.int32), scope)
+        return Pin(*self._require().pin(prefix, expires=now + ttl_seconds))
 
     def unpin(self, pin_id: int) -> None:
         """Raises `UnknownPin`."""
