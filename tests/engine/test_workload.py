@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from looseleaf import SamplingParams
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.workload import WorkloadRequest, run_workload
 from looseleaf.errors import RequestTooLarge
-from looseleaf.memory.events import Allocate, Copy, Free, MemoryEvent
+from looseleaf.memory.events import Allocate, Copy, Free, MemoryEvent, Share
 from looseleaf.memory.factory import ALLOCATORS
 from tiny_model import generate_alone, tiny_engine, tiny_model
 
@@ -27,15 +28,23 @@ class HeldBlocks:
     """The number of held blocks and its peak, from memory's events alone."""
 
     def __init__(self, engine: Engine) -> None:
-        self.now = self.peak = 0
+        self.peak = 0
+        self._tables: dict[int, set[int]] = defaultdict(set)
         engine.events.subscribe(self._on_event)
 
+    @property
+    def now(self) -> int:
+        return len(set().union(*self._tables.values()))
+
     def _on_event(self, event: MemoryEvent) -> None:
-        if isinstance(event, Allocate | Copy):
-            self.now += len(event.blocks)
-            self.peak = max(self.peak, self.now)
-        elif isinstance(event, Free):
-            self.now -= int(event.returned.sum())
+        for place, (seq, block) in enumerate(zip(event.sequences.tolist(), event.blocks.tolist(), strict=True)):
+            if isinstance(event, Copy):
+                self._tables[seq].discard(int(event.sources[place]))
+            if isinstance(event, Allocate | Copy | Share):
+                self._tables[seq].add(block)
+            elif isinstance(event, Free):
+                self._tables[seq].discard(block)
+        self.peak = max(self.peak, self.now)
 
 
 def test_one_request_token_by_token() -> None:
