@@ -57,6 +57,7 @@ BAD: dict[str, list[Any]] = {
     "prompt_logprobs": [-1, 2**31, *NOT_INTEGERS],
     "seed": [2**64, -(2**63) - 1, *NOT_INTEGERS],
     "skip_special_tokens": [0, None],
+    "detokenize": [0, None],
 }
 
 

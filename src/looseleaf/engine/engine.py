@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Sequence as Listed
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +25,7 @@ from looseleaf.engine.outputs import RequestMetrics
 from looseleaf.engine.philox import derived_seed
 from looseleaf.engine.prefix_caching import Pin, PrefixCaching, cache_identity
 from looseleaf.engine.prompts import Prompt, TokenPrompt, read_prompt
+from looseleaf.engine.resumption import check_known, resume
 from looseleaf.engine.running_beams import conclude
 from looseleaf.engine.running_request import RunningRequest, RunningSample, SampleDelta
 from looseleaf.engine.sampler import SamplerOutput
@@ -31,7 +33,7 @@ from looseleaf.engine.sampling_params import SamplingParams, as_params
 from looseleaf.engine.sampling_rows import SamplingRows
 from looseleaf.engine.seating import Seating
 from looseleaf.engine.seats import Seats
-from looseleaf.engine.stop import Finish, StopChecker
+from looseleaf.engine.stop import NO_TEXT, Finish, StopChecker
 from looseleaf.errors import ConfigurationError
 from looseleaf.kernels.factory import make_kv_cache
 from looseleaf.kernels.interface import KVCache
@@ -161,11 +163,15 @@ class Engine:
         adapter: str | None = None,
         request_id: str | None = None,
         cache_salt: str = "",
+        known: Listed[Listed[int]] = (),
+        ended: Collection[int] = (),
     ) -> str:
         """Queue a request and return its id. Whatever is wrong with it is raised here, before anything changes.
 
         `adapter`: the name of one of `EngineConfig.lora`. `cache_salt`: requests of different salts, or adapters, never
-        share cached blocks; for callers that serve several parties.
+        share cached blocks; for callers that serve several parties. `known`: by sample, output tokens of an earlier run
+        of the same request that was cut off; it goes on with the next ones, as if it had never stopped, given the
+        same seed. `ended`: samples that had ended in it. (See `engine.resumption`.)
 
         Raises `InvalidPrompt`, `InvalidParameter`, `UnknownAdapter`, `RequestTooLarge` (with the largest length that
         would fit), or `InvalidRequest` for an id in use.
@@ -175,21 +181,33 @@ class Engine:
         self._check_params(params)
         number = adapter_number(self.model.adapters, adapter)
         request_id = self._free_id() if request_id is None else request_id
-        request = self._request(request_id, prompt, params, self._prefix_caching.scope(cache_salt, adapter))
+        counts = check_known(known, ended, params, self.vocab_size)
+        scope = self._prefix_caching.scope(cache_salt, adapter)
+        request = self._request(request_id, prompt, params, scope, counts)
         seed = derived_seed(self.config.seed, self._num_added) if params.seed is None else params.seed
         running = RunningRequest(
-            request, prompt, params, seed, RequestMetrics(request.arrival), self._decode_token, number
+            request,
+            prompt,
+            params,
+            seed,
+            RequestMetrics(request.arrival),
+            self._decode_token if params.detokenize else None,
+            number,
         )
         if params.beam_width is not None:
             running.search = BeamSearch(params.beam_width, params, self._end_token_ids(params), request.max_tokens)
         for sequence in request.sequences:
             stop = StopChecker(
                 params,
-                self.tokenizer.detokenizer(params.skip_special_tokens),
+                self.tokenizer.detokenizer(params.skip_special_tokens) if params.detokenize else NO_TEXT,
                 eos_token_ids=self.eos_token_ids,
                 max_tokens=request.max_tokens,
             )
             running.samples.append(RunningSample(running, sequence, stop))
+        resume(running, known, ended)
+        if known and request.prefix is not None:
+            for entry in running.samples:
+                entry.sequence.prefix = self._prefix_caching.prefix(entry.known_tokens, request.prefix.scope)
         self.scheduler.add(request)  # the last that may refuse
         self._num_added += 1
         self._requests[request_id] = running
@@ -203,6 +221,24 @@ class Engine:
             return []
         self.scheduler.abort(request_id)
         return self._end(running, Finish("abort"))
+
+    def end_sample(self, request_id: str, index: int) -> list[SampleDelta]:
+        """End one sample of a request now (finish reason "abort"); the others go on. What is unknown, or over, is
+        passed over.
+
+        Raises `InvalidRequest` for a beam, and for a sample without a token that others are to fork from.
+        """
+        running = self._requests.get(request_id)
+        if running is None or not 0 <= index < len(running.samples):
+            return []
+        entry = running.samples[index]
+        if entry.stop.finish is not None:
+            return []
+        self.scheduler.end_sample(request_id, index)
+        self._seating.leave(entry.sequence)
+        delta = entry.delta(entry.end(Finish("abort")), [])
+        self._close_if_finished(delta)
+        return [delta]
 
     def step(self) -> list[SampleDelta]:
         """Run one step. Returns what each sample that got a token, or ended, has to show for it.
@@ -303,7 +339,12 @@ class Engine:
         return f"request-{number}"
 
     def _request(
-        self, request_id: str, prompt: TokenPrompt, params: SamplingParams, scope: str | None = None
+        self,
+        request_id: str,
+        prompt: TokenPrompt,
+        params: SamplingParams,
+        scope: str | None = None,
+        known: tuple[int | None, ...] = (),
     ) -> Request:
         if params.prompt_logprobs is not None:
             scope = None  # they come from computing the prompt
@@ -314,6 +355,7 @@ class Engine:
             max_tokens=params.most_tokens(room),
             num_samples=params.num_samples,
             beams=params.beam_width is not None,
+            known=known,
             arrival=self._clock(),
             prefix=self._prefix_caching.prefix(prompt.token_ids, scope),
         )

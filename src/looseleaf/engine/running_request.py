@@ -66,6 +66,11 @@ class RunningSample:
         self.text.append(text)
         return text
 
+    def resume(self, token_id: int) -> None:
+        """Take a token that an earlier run has sampled and shown."""
+        self.token_ids.append(token_id)
+        self.text.append(self.stop.advance(token_id))
+
     def end(self, finish: Finish) -> str:
         """End from outside; returns the text that was held back."""
         text = self.stop.end(finish)
@@ -106,7 +111,8 @@ class RunningRequest:
     params: SamplingParams
     seed: int
     metrics: RequestMetrics
-    decode_token: Callable[[int], str]
+    decode_token: Callable[[int], str] | None
+    """None: logprobs come without their tokens' texts."""
     adapter: int = -1
     """The model's number of it; -1: none."""
     search: BeamSearch | None = None

@@ -111,6 +111,8 @@ class SamplingParams:
     """A request with the same seed gets the same tokens, whatever else runs. None: one derived from the
     engine's seed and the request's place in the order of arrival."""
     skip_special_tokens: bool = True
+    detokenize: bool = True
+    """False: token ids alone, no text. Stop strings need text."""
 
     def __post_init__(self) -> None:
         _integer(self, "n", 1, MAX_SAMPLES)
@@ -137,6 +139,9 @@ class SamplingParams:
         _integer(self, "prompt_logprobs", 0, MAX_COUNT, optional=True)
         _integer(self, "seed", -(2**63), MAX_SEED, optional=True)
         _boolean(self, "skip_special_tokens")
+        _boolean(self, "detokenize")
+        if self.stop and not self.detokenize:
+            raise InvalidParameter("detokenize", False, "True where stop strings are given")
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidParameter("best_of", self.best_of, f"at least n, which is {self.n}")
         if self.max_tokens is not None and not self.max_tokens_is_default and self.min_tokens > self.max_tokens:

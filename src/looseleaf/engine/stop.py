@@ -19,6 +19,19 @@ class Detokenizer(Protocol):
     def finish(self) -> str: ...
 
 
+class _NoText:
+    """Of outputs whose text nobody asks for."""
+
+    def push(self, _token_ids: Sequence[int], /) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+NO_TEXT = _NoText()
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     reason: FinishReason

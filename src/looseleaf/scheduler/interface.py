@@ -103,6 +103,9 @@ class Request:
     num_samples: int = 1
     beams: bool = False
     """The samples are beams: they advance in lockstep, and each step says which of them each one continues."""
+    known: tuple[int | None, ...] = ()
+    """Of a request that goes on where an earlier run left off: output tokens that each sample has; None: the sample has
+    ended. Each of the others computes what it knows by itself. Empty: the request is new."""
     arrival: float = 0.0
     prefix: Prefix | None = None
     """The prompt, for the prefix cache."""
@@ -121,6 +124,9 @@ class Request:
             Sequence(self, s, self.prompt_len, state=SequenceState.PENDING_FORK if s else SequenceState.WAITING)
             for s in range(self.num_samples)
         ]
+        for sequence, count in zip(self.sequences, self.known, strict=False):
+            sequence.state = SequenceState.FINISHED if count is None else SequenceState.WAITING
+            sequence.num_tokens += count or 0
         for sequence in self.sequences[:1]:  # an invalid request may have none
             sequence.prefix = self.prefix
 

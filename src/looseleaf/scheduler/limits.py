@@ -43,7 +43,9 @@ def check_request(request: Request, config: SchedulerConfig, limit: int) -> None
     ):
         if value < 1:
             raise InvalidRequest(f"Request {request.request_id!r}: {name} is {value} but must be at least 1.")
-    if any(sequence.state is SequenceState.FINISHED for sequence in request.sequences):
+    if request.known:
+        _check_known(request)
+    elif any(sequence.state is SequenceState.FINISHED for sequence in request.sequences):
         raise InvalidRequest(
             f"Request {request.request_id!r} has run before.", hint="Make a new Request for every submission."
         )
@@ -76,3 +78,19 @@ def check_request(request: Request, config: SchedulerConfig, limit: int) -> None
             hint="Shorten the prompt or max_tokens, or "
             + ("raise max_model_len." if bound_by_model else "give the KV cache more memory."),
         )
+
+
+def _check_known(request: Request) -> None:
+    """Raise `InvalidRequest` unless the request can go on from what its samples know."""
+    living = [count for count in request.known if count is not None]
+    if request.beams:
+        what = "its beams cannot go on from known tokens"
+    elif len(request.known) != request.num_samples:
+        what = f"the known tokens of {len(request.known)} samples are given, and it has {request.num_samples}"
+    elif not living:
+        what = "all its samples have ended"
+    elif not 0 <= min(living) <= max(living) < request.max_tokens:
+        what = f"a sample has {max(living)} tokens and may have {request.max_tokens}"
+    else:
+        return
+    raise InvalidRequest(f"Request {request.request_id!r}: {what}.")

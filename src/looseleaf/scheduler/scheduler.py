@@ -119,7 +119,9 @@ class Scheduler:
         self._num_added += 1
         self._num_beam_requests += request.beams
         self._requests[request.request_id] = request
-        self._enqueue(request.sequences[0])
+        for sequence in request.sequences:
+            if sequence.state is SequenceState.WAITING:
+                self._enqueue(sequence)
 
     def abort(self, request_id: str) -> list[Sequence]:
         """End a request in whatever state, also while a plan is in flight; its blocks are free at once.
@@ -134,6 +136,19 @@ class Scheduler:
         for sequence in live:
             self._end(sequence)
         return live
+
+    def end_sample(self, request_id: str, sample: int) -> None:
+        """End one sample as `abort` does; the others of the request go on. No effect on one that is over.
+
+        Raises `InvalidRequest` for a sample that others are to fork from.
+        """
+        request = self._requests.get(request_id)
+        if request is None or (sequence := request.sequences[sample]).state is SequenceState.FINISHED:
+            return
+        if request.beams or (sequence.num_seats > 1 and sequence.state is not SequenceState.PENDING_FORK):
+            raise InvalidRequest(f"Other samples of request {request_id!r} depend on sample {sample}.")
+        self._ended_in_flight = self._ended_in_flight or bool(self._plan)
+        self._end(sequence)
 
     def schedule(self, now: float) -> StepPlan:  # noqa: ARG002 (for policies that weigh time)
         """Decide the next step. Decodes go first, then prefills in progress, then admissions.
@@ -333,7 +348,7 @@ class Scheduler:
             sequence.num_cached = sequence.num_computed = admission.num_cached
             copies.append(admission.copies)
             if request.num_cached_prompt_tokens is None:
-                request.num_cached_prompt_tokens = admission.num_cached
+                request.num_cached_prompt_tokens = min(admission.num_cached, request.prompt_len)
                 request.divergence = admission.divergence
             if sequence.num_preemptions:
                 self.num_recomputed_tokens -= admission.num_cached
