@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from looseleaf import __version__
 from looseleaf.cli.options import EngineOptions, SamplingOptions, count_or_none, parse_logit_bias
 from looseleaf.engine.config import EngineConfig
+from looseleaf.engine.sampling_errors import InvalidGrammar
 from looseleaf.engine.sampling_params import SamplingParams
 from looseleaf.errors import InvalidRequest
 from looseleaf.memory.factory import ALLOCATORS
@@ -25,6 +28,7 @@ OPTION_OF = {
     "include_stop_str_in_output": "--include-stop",
     "stop_token_ids": "--stop-token-id",
     "skip_special_tokens": "--keep-special",
+    "structured": "--json-schema",
 }
 NO_OPTION = {"detokenize"}  # text is what the command line shows
 
@@ -34,7 +38,7 @@ def test_defaults_are_the_engines() -> None:
     assert SamplingOptions().params() == SamplingParams()
 
 
-def test_every_setting_reaches_the_engine() -> None:
+def test_every_setting_reaches_the_engine(tmp_path: Path) -> None:
     engine = EngineOptions(
         dtype="bfloat16",
         quantization="int8",
@@ -56,6 +60,14 @@ def test_every_setting_reaches_the_engine() -> None:
     ).config()
     beams = SamplingOptions(n=2, beam_width=3, length_penalty=0.5, early_stopping="never").params()
     assert (beams.n, beams.beam_width, beams.length_penalty, beams.early_stopping) == (2, 3, 0.5, "never")
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "null"}')
+    for option, structured in (
+        (SamplingOptions(json_schema=str(schema)), {"json_schema": {"type": "null"}}),
+        (SamplingOptions(regex="a+"), {"regex": "a+"}),
+        (SamplingOptions(choice=["a", "b"]), {"choice": ["a", "b"]}),
+    ):
+        assert option.params().structured == structured
     sampling = SamplingOptions(
         max_tokens=7,
         min_tokens=2,
@@ -80,8 +92,8 @@ def test_every_setting_reaches_the_engine() -> None:
     ).params()
     for value, default in ((engine, EngineConfig()), (sampling, SamplingParams())):
         unchanged = {f.name for f in fields(value) if getattr(value, f.name) == getattr(default, f.name)}
-        beams_only = {"beam_width", "length_penalty", "early_stopping"}
-        assert unchanged == (beams_only | NO_OPTION if value is sampling else set())
+        elsewhere = {"beam_width", "length_penalty", "early_stopping", "structured"}
+        assert unchanged == (elsewhere | NO_OPTION if value is sampling else set())
     assert (engine.seed, engine.block_size, engine.allocator) == (9, 8, "contiguous-pow2")
     assert sampling.logit_bias == {5: -1.5, 6: 2.0}
     assert (sampling.seed, sampling.stop, sampling.stop_token_ids) == (11, ("a", "b"), (1, 2))
@@ -141,6 +153,12 @@ def test_an_option_that_cannot_be_read(
     code, output, errors = cli("generate", "--prompt", "a", *arguments)
     assert (code, output) == (2, "")
     assert message in errors
+
+
+@pytest.mark.parametrize("options", [{"json_schema": "/no/such/file"}, {"regex": "a", "choice": ["b"]}, {"regex": ""}])
+def test_a_structure_that_cannot_be_read(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidGrammar):
+        SamplingOptions(**options).params()
 
 
 @given(st.integers(-(10**9), 10**9))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from looseleaf.engine.sampling_errors import InvalidParameter
+from looseleaf.engine.sampling_errors import InvalidGrammar, InvalidParameter
 from looseleaf.engine.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from looseleaf.models.store import DEFAULT_MODEL
 
@@ -48,6 +49,14 @@ def parse_logit_bias(entries: Sequence[str]) -> dict[str, float] | None:
         except ValueError:
             raise InvalidParameter("logit_bias", entry, "TOKEN_ID=BIAS, for example 198=-5") from None
     return biases or None
+
+
+def read_schema(path: str) -> str:
+    """The text of a JSON schema. Raises `InvalidGrammar`."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidGrammar(f"The JSON schema cannot be read: {error}.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,10 +329,27 @@ class SamplingOptions:
             rich_help_panel=SAMPLING,
         ),
     ] = True
+    json_schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="An answer is JSON that this JSON Schema describes.", rich_help_panel=SAMPLING
+        ),
+    ] = None
+    regex: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="An answer matches this as a whole.", rich_help_panel=SAMPLING),
+    ] = None
+    choice: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="An answer is one of these; to be repeated.", rich_help_panel=SAMPLING),
+    ] = None
 
     def params(self) -> SamplingParams:
-        """Raises `InvalidParameter` for what makes no sense."""
+        """Raises `InvalidParameter` or `InvalidGrammar` for what makes no sense."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        schema, regex, choice = (values.pop(name) for name in ("json_schema", "regex", "choice"))
+        asked = {"json_schema": schema and read_schema(schema), "regex": regex, "choice": choice or None}
+        values["structured"] = {kind: value for kind, value in asked.items() if value is not None} or None
         values["logit_bias"] = parse_logit_bias(self.logit_bias or ())
         values |= {name: tuple(values[name] or ()) for name in ("stop", "stop_token_ids")}
         if self.max_tokens == DEFAULT_MAX_TOKENS:

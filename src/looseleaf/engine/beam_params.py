@@ -29,6 +29,8 @@ def check_beam_params(params: SamplingParams) -> None:
     for name, off in (("top_k", (0, -1)), ("top_p", (1.0,)), ("min_p", (0.0,)), ("best_of", (None,))):
         if getattr(params, name) not in off:
             raise InvalidParameter(name, getattr(params, name), f"{off[0]} {drawn}")
+    if params.structured is not None:
+        raise InvalidParameter("structured", params.structured, "None with beam_width")
     if params.stop:
         raise InvalidParameter(
             "stop", params.stop, "empty with beam_width", hint="Beams end at token ids: see stop_token_ids."

@@ -19,6 +19,7 @@ from looseleaf.engine.beam_params import check_candidates
 from looseleaf.engine.beam_search import BeamSearch
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.generation_request import GenerationRequest, ReadRequest
+from looseleaf.engine.grammar_compiler import GrammarCompiler
 from looseleaf.engine.kv_pool import PoolSize
 from looseleaf.engine.model_step import ModelStep
 from looseleaf.engine.outputs import RequestMetrics
@@ -120,6 +121,7 @@ class Engine:
         self._model_step = ModelStep(
             model, self.kv_cache, self.memory, seats, sampling, self._samples, config.cascade_attention
         )
+        self._grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
         self._num_added = 0
         self._undelivered: list[SampleDelta] = []
         """What ended in a step that failed: the next step returns it."""
@@ -173,8 +175,8 @@ class Engine:
         of the same request that was cut off; it goes on with the next ones, as if it had never stopped, given the
         same seed. `ended`: samples that had ended in it. (See `engine.resumption`.)
 
-        Raises `InvalidPrompt`, `InvalidParameter`, `UnknownAdapter`, `RequestTooLarge` (with the largest length that
-        would fit), or `InvalidRequest` for an id in use.
+        Raises `InvalidPrompt`, `InvalidParameter`, `InvalidGrammar`, `UnknownAdapter`, `RequestTooLarge` (with the
+        largest length that would fit), or `InvalidRequest` for an id in use.
         """
         params = as_params(params)
         prompt = prompt if isinstance(prompt, TokenPrompt) else self.read_prompt(prompt)
@@ -196,12 +198,14 @@ class Engine:
         )
         if params.beam_width is not None:
             running.search = BeamSearch(params.beam_width, params, self._end_token_ids(params), request.max_tokens)
+        grammar = None if params.structured is None else self._grammars.start(params.structured)
         for sequence in request.sequences:
             stop = StopChecker(
                 params,
                 self.tokenizer.detokenizer(params.skip_special_tokens) if params.detokenize else NO_TEXT,
                 eos_token_ids=self.eos_token_ids,
                 max_tokens=request.max_tokens,
+                grammar=grammar.copy() if grammar is not None else None,
             )
             running.samples.append(RunningSample(running, sequence, stop))
         resume(running, known, ended)
@@ -426,8 +430,10 @@ class Engine:
             sequence.prefix = self._prefix_caching.prefix(tokens, sequence.request.prefix.scope)
 
     def _check_params(self, params: SamplingParams) -> None:
-        """Raises `InvalidParameter`."""
+        """Raises `InvalidParameter`, or `InvalidGrammar`."""
         params.validate_for(self.vocab_size)
+        if params.structured is not None:
+            self._grammars.start(params.structured)
         check_candidates(params, self._end_token_ids(params), self.vocab_size)
 
     def _end_token_ids(self, params: SamplingParams) -> set[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from looseleaf.engine.grammar_state import GrammarState
 from looseleaf.engine.sampling_params import SamplingParams
 
 
@@ -63,16 +64,23 @@ def penalise(logits: NDArray[np.float32], counts: TokenCounts, params: SamplingP
 
 
 class LogitEdits:
-    """Bias, forbidden ends and penalties of one running sequence."""
+    """Bias, forbidden ends, penalties and grammar of one running sequence."""
 
     def __init__(
-        self, params: SamplingParams, end_token_ids: Iterable[int], prompt: Iterable[int], output: Iterable[int]
+        self,
+        params: SamplingParams,
+        end_token_ids: Iterable[int],
+        prompt: Iterable[int],
+        output: Iterable[int],
+        grammar: GrammarState | None = None,
     ) -> None:
+        """`grammar`: whoever owns it keeps it in step with the output."""
         bias = params.logit_bias or {}
         self._params = params
         self._bias_ids = np.fromiter(bias.keys(), np.int64)
         self._bias = np.fromiter(bias.values(), np.float32)
         self._end_ids = np.fromiter(end_token_ids, np.int64)
+        self._grammar = grammar
         self.counts = TokenCounts(prompt, output) if params.penalised else None
 
     def apply(self, logits: NDArray[np.float32], num_output: int) -> None:
@@ -83,3 +91,5 @@ class LogitEdits:
             logits[self._end_ids] = -np.inf
         if self.counts is not None:
             penalise(logits, self.counts, self._params)
+        if self._grammar is not None:
+            self._grammar.restrict(logits, self._end_ids)

@@ -1,6 +1,6 @@
 """From a step's logits to its tokens.
 
-For each row, in this order: logit bias, forbidden ends (min_tokens), penalties; then greedy rows take the most
+For each row, in this order: logit bias, forbidden ends (min_tokens), penalties, grammar; then greedy rows take the most
 likely token (the lowest id of equals), and the others are drawn after temperature, min_p, top_k and top_p.
 Reported logprobs are of the logits as the model gave them.
 """
@@ -103,7 +103,9 @@ def _usable(peak: Floats, entries: Indices, failures: dict[int, SamplingFailed])
     usable = np.isfinite(peak)
     for entry in np.flatnonzero(~usable).tolist():
         if peak[entry] == -np.inf:
-            failure = SamplingFailed("Every token is forbidden here.", hint="Loosen min_tokens or the stop tokens.")
+            failure = SamplingFailed(
+                "Every token is forbidden here.", hint="Loosen min_tokens, the stop tokens or the grammar."
+            )
         else:
             failure = SamplingFailed(
                 f"The model's logits for this token contain {peak[entry]}.",

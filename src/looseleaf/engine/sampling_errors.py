@@ -31,5 +31,11 @@ class UnknownParameter(InvalidRequest, TypeError):
         self.suggestion = suggestion
 
 
+class InvalidGrammar(InvalidRequest, ValueError):
+    """What `structured` asks for cannot be followed: it is malformed, too large, unsupported or impossible."""
+
+    name = "structured"
+
+
 class SamplingFailed(LooseleafError):
     """No token can be sampled from one row of logits. The other rows of the step are not affected."""

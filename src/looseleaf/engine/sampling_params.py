@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from looseleaf.engine.beam_params import MAX_LENGTH_PENALTY, check_beam_params
 from looseleaf.engine.sampling_errors import InvalidParameter, UnknownParameter
+from looseleaf.engine.structured import check_structured
 from looseleaf.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -60,8 +61,8 @@ class SamplingParams:
 
     Checked when constructed: raises InvalidParameter (name, value, allowed range) or UnknownParameter.
 
-    Order of operations for one token: logit_bias, min_tokens, the three penalties, temperature, min_p, top_k,
-    top_p, draw. Reported logprobs are those of the model's own logits, before any of it.
+    Order of operations for one token: logit_bias, min_tokens, the three penalties, structured, temperature, min_p,
+    top_k, top_p, draw. Reported logprobs are those of the model's own logits, before any of it.
     """
 
     n: int = 1
@@ -113,6 +114,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
     detokenize: bool = True
     """False: token ids alone, no text. Stop strings need text."""
+    structured: Mapping[str, Any] | None = None
+    """What the output must be: one of {"json_schema": schema}, {"json_object": True}, {"regex": pattern},
+    {"choice": strings} and {"grammar": Lark grammar}; see `looseleaf.engine.structured`. The output ends when it is
+    complete, and cannot end before, except by a stop or a limit."""
 
     def __post_init__(self) -> None:
         _integer(self, "n", 1, MAX_SAMPLES)
@@ -146,6 +151,7 @@ class SamplingParams:
             raise InvalidParameter("best_of", self.best_of, f"at least n, which is {self.n}")
         if self.max_tokens is not None and not self.max_tokens_is_default and self.min_tokens > self.max_tokens:
             raise InvalidParameter("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
+        check_structured(self)
         check_beam_params(self)
 
     @classmethod

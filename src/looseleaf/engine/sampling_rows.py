@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from looseleaf.engine.grammar_state import GrammarState
 from looseleaf.engine.logit_edits import LogitEdits
 from looseleaf.engine.philox import uniform
 from looseleaf.engine.sampling_params import SamplingParams
@@ -75,8 +76,10 @@ class SamplingRows:
         sample: int = 0,
         prompt: Iterable[int],
         output: Collection[int] = (),
+        grammar: GrammarState | None = None,
     ) -> None:
-        """Fill `row`. `seed`: the request's, the same for all its samples."""
+        """Fill `row`. `seed`: the request's, the same for all its samples. `grammar`: what the output follows; others
+        keep it in step with the output."""
         self._random[row] = not params.greedy
         self._temperature[row] = params.temperature
         self._top_k[row] = max(params.top_k, 0)
@@ -88,11 +91,11 @@ class SamplingRows:
         self._num_output[row] = len(output)
         self._min_tokens[row] = params.min_tokens
         self._counted[row] = params.penalised
-        self._always_edited[row] = params.penalised or params.logit_bias is not None
+        self._always_edited[row] = params.penalised or params.logit_bias is not None or grammar is not None
         self._edits.pop(row, None)
         if self._always_edited[row] or params.min_tokens:
             end_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
-            self._edits[row] = LogitEdits(params, sorted(end_token_ids), prompt, output)
+            self._edits[row] = LogitEdits(params, sorted(end_token_ids), prompt, output, grammar)
 
     def remove(self, row: int) -> None:
         """Forget `row`; nothing selects it until it is added again."""

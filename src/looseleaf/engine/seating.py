@@ -37,6 +37,7 @@ class Seating:
                 sample=each.sample,
                 prompt=running.prompt.token_ids,
                 output=entry.token_ids,
+                grammar=entry.stop.grammar,
             )
         self._seats.bind(self._samples[sequence].seat, sequence.seq_id)
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from looseleaf.engine.grammar_state import GrammarState
 from looseleaf.engine.outputs import FinishReason
 from looseleaf.engine.sampling_params import SamplingParams
 from looseleaf.engine.stop_strings import StopStrings
@@ -43,8 +44,9 @@ class StopChecker:
     """Follows one output token by token.
 
     An end counts from token `min_tokens + 1` on. A token that ends the output is no part of its text unless
-    `include_stop_str_in_output`; nor is a stop string. If several ends fall on one token: end-of-sequence, stop
-    token, stop string, length, in this order.
+    `include_stop_str_in_output`; nor is a stop string. Where a grammar allows nothing more, the output ends
+    with the token that completed it. If several ends fall on one token: end-of-sequence, stop token, stop string,
+    grammar, length, in this order.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class StopChecker:
         *,
         eos_token_ids: Collection[int],
         max_tokens: int,
+        grammar: GrammarState | None = None,
     ) -> None:
-        """`max_tokens`: the request's, already bounded by the model's maximum length less the prompt."""
+        """`max_tokens`: the request's, already bounded by the model's maximum length less the prompt. `grammar`: what
+        the output follows, at its beginning; it advances with the output from here on."""
         self._detokenizer = detokenizer
         self._eos_token_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         self._stop_token_ids = frozenset(params.stop_token_ids)
@@ -63,6 +67,7 @@ class StopChecker:
         self._strings = StopStrings(tuple(params.stop), include_in_output=self._include) if params.stop else None
         self._min_tokens = params.min_tokens
         self._max_tokens = max_tokens
+        self.grammar = grammar
         self.num_tokens = 0
         self.finish: Finish | None = None
 
@@ -77,9 +82,12 @@ class StopChecker:
         text = ""
         if self.finish is None or self._include:
             text = self._watch(self._detokenizer.push([token_id]), may_stop)
+        complete = self.finish is None and self.grammar is not None and self.grammar.advance(token_id)
         at_limit = self.num_tokens >= self._max_tokens
-        if self.finish is not None or at_limit:
+        if self.finish is not None or complete or at_limit:
             text += self._close(may_stop)
+        if self.finish is None and complete:
+            self.finish = Finish("stop")
         if self.finish is None and at_limit:
             self.finish = Finish("length")
         return text

@@ -120,13 +120,10 @@ def detokenizer_factory(backend: tokenizers.Tokenizer) -> DetokenizerFactory:
     Raises:
         UnsupportedModel: `backend` has no decoder, or one that is neither byte-level nor SentencePiece-like.
     """
-    added = backend.get_added_tokens_decoder()
-    vocabulary = {index: token for token, index in backend.get_vocab(with_added_tokens=True).items()}
-    vocabulary |= {index: token.content for index, token in added.items()}
-    special = {index for index, token in added.items() if token.special}
+    vocabulary, special = _vocabulary(backend)
     steps = _decoder_steps(backend)
 
-    if [step["type"] for step in steps] == ["ByteLevel"]:
+    if _is_byte_level(steps):
         return _byte_level_factory(vocabulary, special)
     if steps[:3] == _SENTENCEPIECE_STEPS and steps[3:] in ([], [_STRIP_FIRST_SPACE]):
         return _sentencepiece_factory(vocabulary, special, strips_first_space=len(steps) == 4)
@@ -136,9 +133,36 @@ def detokenizer_factory(backend: tokenizers.Tokenizer) -> DetokenizerFactory:
     )
 
 
-def _byte_level_factory(vocabulary: Mapping[int, str], special: set[int]) -> DetokenizerFactory:
+def token_spellings(backend: tokenizers.Tokenizer) -> tuple[dict[int, bytes], set[int]]:
+    """The bytes that each token adds to a text, and which tokens are special (theirs are their names)."""
+    vocabulary, special = _vocabulary(backend)
+    if _is_byte_level(_decoder_steps(backend)):
+        spelling = _byte_spelling()
+        return {index: _spelled_bytes(token, spelling) for index, token in vocabulary.items()}, special
+    pieces = {index: _text_or_byte(token) for index, token in vocabulary.items()}
+    return {i: bytes([piece]) if isinstance(piece, int) else piece.encode() for i, piece in pieces.items()}, special
+
+
+def _vocabulary(backend: tokenizers.Tokenizer) -> tuple[dict[int, str], set[int]]:
+    """Every token as it is written down, and which are special."""
+    added = backend.get_added_tokens_decoder()
+    vocabulary = {index: token for token, index in backend.get_vocab(with_added_tokens=True).items()}
+    vocabulary |= {index: token.content for index, token in added.items()}
+    return vocabulary, {index for index, token in added.items() if token.special}
+
+
+def _is_byte_level(steps: list[dict[str, Any]]) -> bool:
+    return [step["type"] for step in steps] == ["ByteLevel"]
+
+
+def _byte_spelling() -> dict[int, str]:
+    """For `str.translate`: from the printable character of each byte to the byte as latin-1."""
     spelling = {ord(character): chr(byte) for character, byte in byte_alphabet().items()}
-    spelling |= {byte: _NO_BYTE for byte in range(256) if byte not in spelling}
+    return spelling | {byte: _NO_BYTE for byte in range(256) if byte not in spelling}
+
+
+def _byte_level_factory(vocabulary: Mapping[int, str], special: set[int]) -> DetokenizerFactory:
+    spelling = _byte_spelling()
     every = {index: _spelled_bytes(token, spelling) for index, token in vocabulary.items()}
     visible = {index: piece for index, piece in every.items() if index not in special}
 

@@ -10,7 +10,7 @@ import tokenizers
 
 from looseleaf.errors import InvalidRequest
 from looseleaf.models.chat_template import ChatTemplate, ChatTemplates, Message
-from looseleaf.models.detokenizer import IncrementalDetokenizer, detokenizer_factory
+from looseleaf.models.detokenizer import IncrementalDetokenizer, detokenizer_factory, token_spellings
 from looseleaf.models.errors import CorruptModelFile
 from looseleaf.models.gguf_file import GGUFFile
 from looseleaf.models.gguf_tokenizer import build_gguf_tokenizer
@@ -120,6 +120,10 @@ class Tokenizer:
     def detokenizer(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         """A new incremental detokeniser for one sequence; its texts add up to `decode` of all the ids."""
         return self._detokenizer(skip_special_tokens)
+
+    def token_spellings(self) -> tuple[dict[int, bytes], set[int]]:
+        """The bytes that each token adds to a text, and which tokens are special (theirs are their names)."""
+        return token_spellings(self._backend)
 
     def apply_chat_template(
         self,
