@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from looseleaf import __version__
 from looseleaf.cli.options import EngineOptions, SamplingOptions, count_or_none, parse_logit_bias
 from looseleaf.engine.config import EngineConfig
-from looseleaf.engine.sampling_errors import InvalidGrammar
+from looseleaf.engine.sampling_errors import InvalidGrammar, InvalidParameter
 from looseleaf.engine.sampling_params import SamplingParams
 from looseleaf.errors import InvalidRequest
 from looseleaf.memory.factory import ALLOCATORS
@@ -157,7 +157,7 @@ def test_an_option_that_cannot_be_read(
 
 @pytest.mark.parametrize("options", [{"json_schema": "/no/such/file"}, {"regex": "a", "choice": ["b"]}, {"regex": ""}])
 def test_a_structure_that_cannot_be_read(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidGrammar):
+    with pytest.raises((InvalidGrammar, InvalidParameter), match=r"structured|JSON|empty"):
         SamplingOptions(**options).params()
 
 

@@ -58,6 +58,7 @@ BAD: dict[str, list[Any]] = {
     "seed": [2**64, -(2**63) - 1, *NOT_INTEGERS],
     "skip_special_tokens": [0, None],
     "detokenize": [0, None],
+    "structured": [{}, {"yaml": True}, {"regex": "a", "choice": ["a"]}, "regex", 7, [("regex", "a")]],
 }
 
 

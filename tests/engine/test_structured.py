@@ -189,6 +189,20 @@ def test_the_same_tokens_alone_in_company_and_after_preemptions() -> None:
 
 
 @native_only
+@pytest.mark.parametrize("cut", [1, 20, 39])
+def test_it_goes_on_from_known_tokens(cut: int) -> None:
+    params = {"structured": {"json_schema": PERSON}, "seed": 5, "n": 2, "max_tokens": 200}
+    (whole,) = run(tiny_engine(MODEL, max_model_len=300), ("ask", params))
+    assert min(len(output.token_ids) for output in whole.outputs) > cut
+    engine = tiny_engine(MODEL, max_model_len=300)
+    engine.add_request("ask", params, known=[output.token_ids[:cut] for output in whole.outputs])
+    while engine.has_unfinished():
+        result = next((d.request_output for d in engine.step() if d.request_output is not None), None)
+    assert result is not None
+    assert result.outputs == whole.outputs
+
+
+@native_only
 def test_rows_without_structure_are_untouched() -> None:
     plain = {"seed": 3, "max_tokens": 20}
     (alone,) = run(tiny_engine(MODEL), ("plain", plain))
@@ -232,11 +246,6 @@ def test_rows_without_structure_are_untouched() -> None:
         {"grammar": "start: missing"},
         {"grammar": "no colon"},
         {"json_object": False},
-        {"yaml": True},
-        {"regex": "a", "choice": ["a"]},
-        {},
-        "regex",
-        7,
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip

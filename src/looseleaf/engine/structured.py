@@ -37,7 +37,7 @@ _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 def check_structured(params: SamplingParams) -> None:
     """Check and normalise `params.structured`: its form and size. Whether the grammar makes sense, compiling it says.
 
-    Raises `InvalidGrammar`, or `InvalidParameter` for what has no meaning together with it.
+    Raises `InvalidGrammar`, or `InvalidParameter` for another form and for what has no meaning together with it.
     """
     if params.structured is None:
         return
@@ -73,8 +73,7 @@ def _only_entry(structured: object) -> tuple[str, Any]:
         kind, value = next(iter(structured.items()))
         if kind in KINDS:
             return kind, value
-    given = list(structured) if isinstance(structured, Mapping) else type(structured).__name__
-    raise InvalidGrammar(f"structured is {given} but must be a mapping with one of {', '.join(KINDS)}.")
+    raise InvalidParameter("structured", structured, f"a mapping with one of {', '.join(KINDS)}")
 
 
 def _check_schema(value: object) -> dict[str, Any] | bool:
