@@ -22,7 +22,7 @@ from looseleaf.engine.generation_request import GenerationRequest, ReadRequest
 from looseleaf.engine.grammar_compiler import GrammarCompiler
 from looseleaf.engine.kv_pool import PoolSize
 from looseleaf.engine.model_step import ModelStep
-from looseleaf.engine.outputs import RequestMetrics
+from looseleaf.engine.outputs import Logprob, RequestMetrics
 from looseleaf.engine.philox import derived_seed
 from looseleaf.engine.prefix_caching import Pin, PrefixCaching, cache_identity
 from looseleaf.engine.prompts import Prompt, TokenPrompt, read_prompt
@@ -268,6 +268,11 @@ class Engine:
     def is_running(self, request_id: str) -> bool:
         """Whether a request of this id is queued or running."""
         return request_id in self._requests
+
+    def prompt_logprobs(self, request_id: str) -> list[dict[int, Logprob] | None] | None:
+        """Those of a queued or running request, as far as its prompt has been computed; None if it wants none."""
+        running = self._requests.get(request_id)
+        return None if running is None or running.params.prompt_logprobs is None else list(running.prompt_logprobs)
 
     def pin_prefix(
         self,

@@ -140,6 +140,11 @@ class Request:
         return self.final_len - 1
 
     @property
+    def num_live_tokens(self) -> int:
+        """Tokens known of all samples that have not ended: how far the request has come."""
+        return sum(each.num_tokens for each in self.sequences if each.state is not SequenceState.FINISHED)
+
+    @property
     def num_common_steps(self) -> int:
         """Output tokens that all beams have in common."""
         beams = set(range(self.num_samples))

@@ -1,0 +1,238 @@
+"""The engine's process: one loop that takes commands, steps, and says what came of it.
+
+Started by the front as `python -m looseleaf.server.engine_process FOLDER`; it ends when the front does. An error in a
+step ends it too: the front starts another one, and what was in flight goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from looseleaf.errors import LooseleafError
+from looseleaf.server.engine_settings import EngineSettings, commands_address, messages_address
+from looseleaf.server.interface import (
+    AbortRequest,
+    Command,
+    EndSample,
+    EngineMessage,
+    GenerateRequest,
+    Ready,
+    RequestRefused,
+    StartFailed,
+    Updates,
+)
+from looseleaf.server.step_ledger import StepLedger
+
+if TYPE_CHECKING:
+    from looseleaf.engine.engine import Engine
+    from looseleaf.scheduler.interface import StepPlan
+
+CRASH_VARIABLE = "LOOSELEAF_TEST_CRASH_ON"
+"""For tests: the process kills itself when it comes to work on a request whose id contains the variable's value."""
+LEDGER = "ledger"
+_PR_SET_PDEATHSIG = 1
+_IDLE_MILLISECONDS = 1000
+
+logger = logging.getLogger(__name__)
+
+
+class Channel:
+    """The engine's end of both sockets. Sending never blocks: what the front has not read waits in its memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._context = zmq.Context()
+        self._commands = self._context.socket(zmq.PULL)
+        self._messages = self._context.socket(zmq.PUSH)
+        for socket in (self._commands, self._messages):
+            socket.set_hwm(0)
+        self._messages.linger = 1000
+        self._commands.bind(commands_address(folder))
+        self._messages.connect(messages_address(folder))
+        self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: EngineMessage) -> None:
+        self._messages.send(self._encoder.encode(message))
+
+    def commands(self, *, wait: bool) -> Iterator[Command]:
+        """What has arrived; if nothing has, `wait` for it, a second at most."""
+        if wait:
+            self._commands.poll(_IDLE_MILLISECONDS)
+        while True:
+            try:
+                yield self._decoder.decode(self._commands.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+
+    def close(self) -> None:
+        self._commands.close(0)
+        self._messages.close()
+        self._context.term()
+
+
+class EngineLoop:
+    def __init__(self, engine: Engine, channel: Channel, ledger: StepLedger, parent: int) -> None:
+        from looseleaf.server.engine_events import EventMaker
+        from looseleaf.server.engine_meter import EngineMeter
+
+        self._engine = engine
+        self._channel = channel
+        self._ledger = ledger
+        self._parent = parent
+        self._crash_on = os.environ.get(CRASH_VARIABLE)
+        self._events = EventMaker(engine)
+        self._meter = EngineMeter(engine)
+        engine.on_plan = self._planned
+
+    def run(self) -> None:
+        """Until the front says so, or is gone."""
+        engine = self._engine
+        while True:
+            for command in self._channel.commands(wait=not engine.has_unfinished()):
+                if not self._carry_out(command):
+                    return
+            if engine.has_unfinished():
+                self._step()
+            elif self._parent and os.getppid() != self._parent:
+                return
+
+    def _step(self) -> None:
+        self._meter.begin()
+        deltas = self._engine.step()
+        self._ledger.end()
+        self._meter.ran(sum(len(delta.token_ids) for delta in deltas))
+        began = time.perf_counter()
+        events, stats = self._events.events(deltas), self._meter.due_stats()
+        if events or stats is not None:
+            self._channel.send(Updates(events, stats))
+        self._meter.sent(time.perf_counter() - began)
+
+    def _planned(self, plan: StepPlan) -> None:
+        requests = dict.fromkeys(sequence.request for sequence in plan.sequences)
+        places = {request.request_id: request.num_live_tokens for request in requests}
+        self._ledger.begin(places)
+        if self._crash_on and any(self._crash_on in request_id for request_id in places):
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._events.planned(plan)
+        self._meter.planned(plan)
+
+    def _carry_out(self, command: Command) -> bool:
+        """False: it was the last."""
+        if isinstance(command, GenerateRequest):
+            self._add(command)
+        elif isinstance(command, AbortRequest):
+            self._engine.abort(command.request_id)
+            self._events.aborted(command.request_id)
+        elif isinstance(command, EndSample):
+            self._end_sample(command)
+        else:
+            return False
+        if not self._engine.has_unfinished():  # no step will say so
+            self._channel.send(Updates([], self._meter.stats()))
+        return True
+
+    def _add(self, command: GenerateRequest) -> None:
+        from looseleaf.engine.prompts import TokenPrompt
+        from looseleaf.engine.sampling_params import SamplingParams
+
+        request_id = command.request_id
+        try:
+            with self._ledger.adding(request_id):
+                params = SamplingParams.parse(command.params)
+                prompt: TokenPrompt = self._engine.read_prompt(command.prompt_token_ids)
+                self._engine.add_request(
+                    prompt,
+                    params,
+                    adapter=command.adapter,
+                    request_id=request_id,
+                    cache_salt=command.cache_salt,
+                    known=command.known,
+                    ended=command.ended,
+                )
+        except LooseleafError as error:
+            self._ledger.end()
+            self._channel.send(refusal(request_id, error))
+        else:
+            self._events.added(request_id, params)
+
+    def _end_sample(self, command: EndSample) -> None:
+        try:
+            deltas = self._engine.end_sample(command.request_id, command.index)
+        except LooseleafError as error:
+            logger.warning("%s", error)
+        else:
+            if events := self._events.events(deltas):
+                self._channel.send(Updates(events))
+
+
+def refusal(request_id: str, error: LooseleafError) -> RequestRefused:
+    """A typed error as a message."""
+    details = {
+        name: value
+        for name, value in vars(error).items()
+        if name not in ("message", "hint") and isinstance(value, str | int | float)
+    }
+    return RequestRefused(request_id, type(error).__name__, error.message, error.hint, details)
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    settings = EngineSettings.read(folder)
+    if settings.parent:
+        # Before anything that takes long. A front that ended even sooner is noticed by its id.
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != settings.parent:
+            return 1
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the front ends this process, after what runs has ended
+        signal.signal(ignored, signal.SIG_IGN)
+    logging.basicConfig(
+        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s engine: %(message)s"
+    )
+    with StepLedger(folder / LEDGER) as ledger:
+        channel = Channel(folder)
+        try:
+            engine, path = _load(settings)
+        except Exception as error:
+            expected = isinstance(error, LooseleafError)
+            if not expected:
+                logger.exception("The engine cannot start")
+            message, hint = (error.message, error.hint) if isinstance(error, LooseleafError) else (repr(error), "")
+            channel.send(StartFailed(type(error).__name__, message, hint))
+            channel.close()
+            return 1
+        from looseleaf.server.engine_meter import describe
+
+        channel.send(Ready(describe(engine, path)))
+        gc.collect()
+        gc.freeze()  # what is here now stays: no collection needs to look at it again
+        EngineLoop(engine, channel, ledger, settings.parent).run()
+        channel.close()
+    return 0
+
+
+def _load(settings: EngineSettings) -> tuple[Engine, str]:
+    from looseleaf.engine.config import EngineConfig
+    from looseleaf.engine.llm import load_engine
+    from looseleaf.kernels.threads import use_threads
+    from looseleaf.models.store import resolve_model
+
+    config = EngineConfig.parse(settings.config)
+    use_threads(settings.threads)
+    path = str(resolve_model(settings.model).path)
+    return load_engine(path, config), path
+
+
+if __name__ == "__main__":
+    sys.exit(main())
