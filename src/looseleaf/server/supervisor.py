@@ -138,6 +138,13 @@ class Supervisor:
         await self._task
 
     async def _run(self) -> None:
+        try:
+            await self._run_lives()
+        except Exception as error:  # no process can be started: no room for its folder, too many processes, …
+            logger.exception("The engine's process cannot be started")
+            self._end(EngineStartFailed(type(error).__name__, f"The engine's process cannot be started: {error}"))
+
+    async def _run_lives(self) -> None:
         start_failures = 0
         pause = 0.1
         while not self._stopping.is_set():
@@ -156,6 +163,7 @@ class Supervisor:
                 places = self._life.working_on()
                 self._on_end(places)
             finally:
+                self._life.kill()
                 self._life.close()
                 self._life = None
             start_failures = 0 if was_ready else start_failures + 1
