@@ -10,17 +10,17 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
-from torch import Tensor
 
-from looseleaf.kernels import gguf as native_gguf
 from looseleaf.models.errors import CorruptModelFile, ModelNotFound, UnsupportedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -71,6 +71,10 @@ class GGUFTensor:
 
     def rounded_rows(self, start: int, stop: int) -> Tensor:
         """Rows `start` to `stop`, decoded to float32 and rounded to bfloat16: `[stop - start, shape[-1]]`."""
+        import torch  # only here: a file's metadata is read without it
+
+        from looseleaf.kernels import gguf as native_gguf
+
         if not native_gguf.can_decode(self.encoding.name):
             return torch.from_numpy(self.rows(start, stop)).bfloat16()
         encoded = torch.from_numpy(self.data[start:stop])

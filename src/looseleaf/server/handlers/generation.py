@@ -1,0 +1,161 @@
+"""Runs the requests that one HTTP request becomes, and gives their pieces in the order in which they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from looseleaf.engine.sampling_params import SamplingParams
+from looseleaf.server.front import Front
+from looseleaf.server.handlers.sampling import engine_keywords
+from looseleaf.server.interface import (
+    EngineStopped,
+    GenerateRequest,
+    PositionLogprobs,
+    RequestEnd,
+    RequestStarted,
+)
+from looseleaf.server.output_stream import OutputStream, Piece
+from looseleaf.server.protocol.errors import ApiError
+from looseleaf.server.settings import Caller
+
+_PIECES_AHEAD = 64
+
+
+@dataclass(slots=True)
+class PromptRun:
+    """One prompt on its way."""
+
+    request: GenerateRequest
+    streams: list[OutputStream]
+    cached_tokens: int = 0
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+
+
+@dataclass(slots=True)
+class Generation:
+    """All prompts of one HTTP request. Read `pieces` once; the counts are complete when it ends."""
+
+    front: Front
+    runs: list[PromptRun] = field(default_factory=list)
+
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        keywords: Mapping[str, Any],
+        params: SamplingParams,
+        *,
+        adapter: str | None,
+        caller: Caller,
+        priority: int,
+    ) -> None:
+        first = len(self.runs) * params.n
+        info, tokenizer = self.front.client.info, self.front.tokenizer
+        self.runs.append(
+            PromptRun(
+                GenerateRequest(
+                    request_id=request_id,
+                    prompt_token_ids=prompt_token_ids,
+                    params=engine_keywords(keywords, params),
+                    adapter=adapter,
+                    cache_salt=caller.cache_salt,
+                    tenant=caller.tenant,
+                    weight=caller.weight,
+                    priority=priority,
+                ),
+                [OutputStream(first + i, params, tokenizer, info.eos_token_ids) for i in range(params.n)],
+            )
+        )
+
+    async def pieces(self) -> AsyncGenerator[Piece | PromptRun, None]:
+        """A `PromptRun` when its prompt is computed, then the pieces of its samples. Closing it aborts all.
+
+        Raises what the engine's client raises, and an `ApiError` for a sample that failed.
+        """
+        if len(self.runs) == 1:
+            async with aclosing(self._pieces_of(self.runs[0])) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        async with aclosing(self._merged()) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def usage(self) -> dict[str, Any]:
+        prompt = sum(len(run.request.prompt_token_ids) for run in self.runs)
+        completion = sum(stream.num_tokens for run in self.runs for stream in run.streams)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(run.cached_tokens for run in self.runs)},
+        }
+
+    async def _pieces_of(self, run: PromptRun) -> AsyncGenerator[Piece | PromptRun, None]:
+        client, request_id = self.front.client, run.request.request_id
+        open_streams = len(run.streams)
+        async with aclosing(client.generate(run.request)) as events:
+            async for event in events:
+                if isinstance(event, RequestStarted):
+                    run.cached_tokens = event.num_cached_tokens
+                    run.prompt_logprobs = event.prompt_logprobs
+                    yield run
+                    continue
+                if isinstance(event, RequestEnd):
+                    break
+                piece = run.streams[event.index].push(event)
+                if piece.finish is not None:
+                    open_streams -= 1
+                    if piece.finish.reason in ("abort", "error"):
+                        raise _failure(piece)
+                    if event.finish_reason is None and open_streams:
+                        client.end_sample(request_id, event.index)
+                if piece.text or piece.finish is not None or piece.logprobs:
+                    yield piece
+                if not open_streams:
+                    break  # its last stop string was found here: closing the events ends it in the engine
+        if open_streams:
+            raise EngineStopped("The engine ended the request before it was complete.")
+
+    async def _merged(self) -> AsyncGenerator[Piece | PromptRun, None]:
+        queue: asyncio.Queue[Piece | PromptRun | BaseException | None] = asyncio.Queue(_PIECES_AHEAD)
+        tasks = [asyncio.create_task(self._pump(run, queue)) for run in self.runs]
+        try:
+            running = len(tasks)
+            while running:
+                item = await queue.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    running -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(self, run: PromptRun, queue: asyncio.Queue[Piece | PromptRun | BaseException | None]) -> None:
+        try:
+            async with aclosing(self._pieces_of(run)) as pieces:
+                async for piece in pieces:
+                    await queue.put(piece)
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+
+def _failure(piece: Piece) -> Exception:
+    finish = piece.finish
+    if finish is not None and finish.reason == "error":
+        return ApiError(500, f"The output failed: {finish.stop_reason}", code="generation_failed")
+    return EngineStopped("The request was ended by the server.")
+
+
+def texts_of(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)

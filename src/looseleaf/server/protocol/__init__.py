@@ -1,0 +1,1 @@
+"""The OpenAI wire format: what bodies may hold, endpoint by endpoint."""
