@@ -58,7 +58,7 @@ def run(settings: EngineSettings) -> Run:
 
     def with_engine(body: Callable[[RemoteEngine], Awaitable[Any]]) -> Any:
         async def main() -> Any:
-            async with asyncio.timeout(60 + 30 * KILLS), RemoteEngine(settings) as engine:
+            async with asyncio.timeout(600), RemoteEngine(settings) as engine:
                 return await body(engine)
 
         return asyncio.run(main())
@@ -98,7 +98,7 @@ def load(rng: random.Random, count: int, **changes: Any) -> list[GenerateRequest
     """Requests of every kind that can be resumed, and some that begin again."""
     requests = []
     for number in range(count):
-        kind = rng.choice(["greedy", "drawn", "samples", "penalised", "logprobs", "best_of", "beams"])
+        kind = rng.choice(["greedy", "drawn", "samples", "penalised", "logprobs", "best_of", "beams", "structured"])
         params: dict[str, Any] = {
             "greedy": {"temperature": 0},
             "drawn": {"top_k": 30, "ignore_eos": False},
@@ -107,6 +107,7 @@ def load(rng: random.Random, count: int, **changes: Any) -> list[GenerateRequest
             "logprobs": {"logprobs": 2, "prompt_logprobs": 1},
             "best_of": {"n": 1, "best_of": 2},
             "beams": {"beam_width": 2, "n": 2},
+            "structured": {"structured": {"regex": "([a-z]+ ){3,40}[0-9]"}, "ignore_eos": False},
         }[kind]
         most = rng.randint(1, 60 if kind in ("best_of", "beams") else 300)
         params = {"max_tokens": most, "seed": number} | params | changes
@@ -343,7 +344,7 @@ async def main():
     os.kill(os.getpid(), 9)
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == -signal.SIGKILL
     pid, front_has_torch = done.stdout.split()
     assert front_has_torch == "False"
