@@ -95,7 +95,7 @@ class RemoteEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         if self._stopped is not None:
-            raise self._stopped
+            raise _again(self._stopped)
         name = request.request_id
         if name in self._names:
             raise InvalidRequest(f"Request id {name!r} is already in use.")
@@ -152,7 +152,7 @@ class RemoteEngine:
     def _note_stop(self, error: EngineStopped | EngineStartFailed) -> None:
         self._stopped = error if isinstance(error, EngineStopped) else EngineStopped(error.message, hint=error.hint)
         for flight in self._flights.values():
-            flight.fail(self._stopped)
+            flight.fail(_again(self._stopped))
 
     def _resume(self) -> None:
         """Give a new process everything that is in flight."""
@@ -166,3 +166,8 @@ class RemoteEngine:
     def _try_next(self) -> None:
         for flight in self._suspects.next():
             self._supervisor.send(flight.command())
+
+
+def _again(error: EngineStopped) -> EngineStopped:
+    """For each who is told: an error that was raised keeps where."""
+    return EngineStopped(error.message, hint=error.hint)
