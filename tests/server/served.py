@@ -35,7 +35,9 @@ class Served:
 
 @contextmanager
 def served(engine: Engine | None = None) -> Iterator[Served]:
-    engine = engine or tiny_engine(tiny_model(), num_blocks=512, max_model_len=512, max_num_seqs=16)
+    engine = engine or tiny_engine(
+        tiny_model(max_position_embeddings=2048), num_blocks=1024, max_model_len=2048, max_num_seqs=16
+    )
     client = LocalClient(engine)
     app = create_app(client, engine.tokenizer, FrontSettings((MODEL, "tiny-alias"), created=1))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off", ws="none"))

@@ -171,7 +171,7 @@ def test_cached_tokens_are_counted(server: Served) -> None:
         ({"n": True}, 400, "n", "invalid_value"),
         ({"stream_options": {"x": 1}}, 400, "stream_options.x", "unknown_parameter"),
         ({"structured_outputs": {}}, 400, "structured_outputs", "invalid_value"),
-        ({"prompt": ["a", "b" * 600]}, 400, None, "context_length_exceeded"),
+        ({"prompt": ["a", "b" * 2100]}, 400, None, "context_length_exceeded"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -190,5 +190,5 @@ def test_what_is_wrong_is_refused_by_name(
 def test_a_misspelt_field_gets_a_suggestion_and_a_length_its_numbers(server: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="Did you mean 'temperature'"):
         server.openai().completions.create(model=MODEL, prompt="a", extra_body={"temperatur": 1})
-    with pytest.raises(openai.BadRequestError, match=r"(?s)needs 1001 tokens.*512"):
-        server.openai().completions.create(model=MODEL, prompt="a", max_tokens=1000)
+    with pytest.raises(openai.BadRequestError, match=r"(?s)needs 3001 tokens.*2048"):
+        server.openai().completions.create(model=MODEL, prompt="a", max_tokens=3000)

@@ -71,19 +71,12 @@ class Generation:
             )
         )
 
-    async def pieces(self) -> AsyncGenerator[Piece | PromptRun, None]:
+    def pieces(self) -> AsyncGenerator[Piece | PromptRun, None]:
         """A `PromptRun` when its prompt is computed, then the pieces of its samples. Closing it aborts all.
 
         Raises what the engine's client raises, and an `ApiError` for a sample that failed.
         """
-        if len(self.runs) == 1:
-            async with aclosing(self._pieces_of(self.runs[0])) as pieces:
-                async for piece in pieces:
-                    yield piece
-            return
-        async with aclosing(self._merged()) as pieces:
-            async for piece in pieces:
-                yield piece
+        return self._pieces_of(self.runs[0]) if len(self.runs) == 1 else self._merged()
 
     def usage(self) -> dict[str, Any]:
         prompt = sum(len(run.request.prompt_token_ids) for run in self.runs)

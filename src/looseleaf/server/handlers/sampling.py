@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,7 +67,11 @@ _KINDS = ("json_schema", "regex", "choice", "grammar")
 
 def engine_keywords(keywords: Mapping[str, Any], params: SamplingParams) -> dict[str, Any]:
     """The engine gives tokens alone, unless it must choose among whole outputs itself."""
+    keywords = dict(keywords)
+    if (schema := keywords.get("structured", {}).get("json_schema")) is not None:
+        # As text: a schema may hold numbers that are too large for the wire.
+        keywords["structured"] = {"json_schema": json.dumps(schema)}
     if params.beam_width is not None or params.num_samples > params.n:
-        return dict(keywords)
+        return keywords
     left_out = ("stop", "include_stop_str_in_output", "skip_special_tokens")
     return {name: value for name, value in keywords.items() if name not in left_out} | {"detokenize": False}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from looseleaf.engine.prompts import InvalidPrompt
-from looseleaf.engine.sampling_errors import InvalidParameter, UnknownParameter
+from looseleaf.engine.sampling_errors import InvalidGrammar, InvalidParameter, UnknownParameter
 from looseleaf.errors import InvalidRequest, LooseleafError, RequestTooLarge
 from looseleaf.models.chat_template import ChatTemplateError, InvalidMessages, MessagesRefused, NoChatTemplate
 from looseleaf.server.interface import EngineCrashed, EngineStopped, RequestRefusedError
@@ -89,6 +89,8 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(400, error.message, code=_TOO_LONG, hint=error.hint)
     if isinstance(error, InvalidMessages | MessagesRefused | NoChatTemplate | ChatTemplateError):
         return ApiError(400, error.message, param="messages", code="invalid_messages", hint=error.hint)
+    if isinstance(error, InvalidGrammar):
+        return ApiError(400, error.message, param="response_format", code="invalid_grammar", hint=error.hint)
     if isinstance(error, InvalidPrompt):
         return ApiError(400, error.message, param="prompt", code="invalid_prompt", hint=error.hint)
     if isinstance(error, InvalidRequest):
