@@ -21,6 +21,7 @@ from typing import Any
 
 import tokenizers
 import uvicorn
+import uvloop
 from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE
 
@@ -186,13 +187,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    try:
-        import uvloop
-
-        run = uvloop.run
-    except ImportError:
-        run = asyncio.run
-    per_token = run(measure(options.streams, options.tokens, options.rounds))
+    per_token = uvloop.run(measure(options.streams, options.tokens, options.rounds))
     print(f"{options.streams} chat streams of {options.tokens} tokens, {options.rounds} rounds; CPU µs per token")
     for name, values in per_token.items():
         print(f"{name:<12} {statistics.median(values):6.1f}   ({min(values):.1f} to {max(values):.1f})")
