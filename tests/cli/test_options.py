@@ -56,6 +56,8 @@ def test_every_setting_reaches_the_engine(tmp_path: Path) -> None:
         max_num_seqs=3,
         max_num_batched_tokens=77,
         max_bypass=2,
+        scheduling_policy="fair",
+        priority_ageing_seconds=3.5,
         engine_seed=9,
     ).config()
     beams = SamplingOptions(n=2, beam_width=3, length_penalty=0.5, early_stopping="never").params()

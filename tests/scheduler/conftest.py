@@ -376,15 +376,21 @@ class Driver:
             self.returning.add(victim)
             self.num_returns[victim.request] += 1
             assert not victim.request.beams or not any(s.seq_id >= 0 for s in victim.request.sequences)
-        stayed = [s.precedence for s in running if s not in plan.preempted]
+        stayed = [self.rank(s) for s in running if s not in plan.preempted]
         if plan.preempted:
             assert not plan.admitted
-            first = min(plan.preempted, key=lambda s: s.precedence)
+            first = min(plan.preempted, key=self.rank)
             if stayed:
-                assert max(stayed) < first.precedence
+                assert max(stayed) < self.rank(first)
             else:  # beams that found no room to fork into: they return to an empty pool
                 assert first.request.beams, "the oldest is never preempted"
                 assert not isinstance(self.memory, BlockManager)
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        """The larger is preempted first. Nothing is charged while a step is scheduled, but for admissions."""
+        if self.config.policy == "fair":
+            return (self.scheduler._shares.counter(sequence.request.tenant), sequence.precedence)
+        return (sequence.precedence,)
 
     def check_bypass(self, plan: StepPlan) -> None:
         for sequence in plan.admitted:
@@ -392,10 +398,15 @@ class Driver:
             self.computed[sequence] = 0
         waiting = self.scheduler.waiting
         for sequence in waiting:
+            assert sequence.num_bypasses <= self.config.max_bypass
+            if self.config.policy == "fair":
+                continue
             passes = sum(s.precedence > sequence.precedence for s in plan.admitted)
             self.passes[sequence] += passes
             self.passes_as_head[sequence] += passes * (sequence is waiting[0])
             assert self.passes_as_head[sequence] <= self.config.max_bypass
+            if self.config.policy == "priority":
+                continue  # more urgent ones that came later let others pass too
             assert self.passes[sequence] <= (self.num_earlier[sequence] + 1) * self.config.max_bypass
         if waiting:
             assert waiting[0].precedence == min(s.precedence for s in waiting)

@@ -182,6 +182,20 @@ class EngineOptions:
             rich_help_panel=SCHEDULING,
         ),
     ] = 16
+    scheduling_policy: Annotated[
+        str,
+        typer.Option(
+            help="Who goes first: fcfs (first come first served), priority (requests name theirs), or fair (tenants "
+            "get shares by their weights).",
+            rich_help_panel=SCHEDULING,
+        ),
+    ] = "fcfs"
+    priority_ageing_seconds: Annotated[
+        float,
+        typer.Option(
+            help="With priorities: who waits this long counts as one level more urgent.", rich_help_panel=SCHEDULING
+        ),
+    ] = 10.0
     engine_seed: Annotated[
         int,
         typer.Option(

@@ -19,7 +19,7 @@ from looseleaf.errors import ConfigurationError
 from looseleaf.kernels import native
 from looseleaf.kernels.interface import Cascade
 from looseleaf.memory.factory import check_allocator
-from looseleaf.scheduler.interface import SchedulerConfig
+from looseleaf.scheduler.interface import PolicyName, SchedulerConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 KV_DTYPES = {**DTYPES, "int8": torch.int8}
@@ -63,6 +63,11 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     watermark: float = 0.01
     max_bypass: int = 16
+    scheduling_policy: PolicyName = "fcfs"
+    """Who goes first: "fcfs" (first come first served), "priority" (the smaller `priority` of a request), or "fair"
+    (tenants get shares by their weights)."""
+    priority_ageing_seconds: float = 10.0
+    """Priority: who waits this long counts as one level more urgent, so that nobody starves."""
     seed: int = 0
     """From which the seeds of requests without one are derived, in order of arrival."""
 
@@ -91,6 +96,10 @@ class EngineConfig:
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r} but must be true or false.")
         if not isinstance(self.max_pinned_share, int | float) or not 0 <= self.max_pinned_share <= 1:
             raise ConfigurationError(f"max_pinned_share is {self.max_pinned_share!r} but must be between 0 and 1.")
+        if not isinstance(self.priority_ageing_seconds, int | float):
+            raise ConfigurationError(
+                f"priority_ageing_seconds is {self.priority_ageing_seconds!r} but must be a number."
+            )
         if self.block_size < 1:
             raise ConfigurationError(f"block_size is {self.block_size} but must be at least 1 token.")
         if self.max_model_len is not None and self.max_model_len < 2:
@@ -122,6 +131,8 @@ class EngineConfig:
             max_model_len=max_model_len,
             watermark=self.watermark,
             max_bypass=self.max_bypass,
+            policy=self.scheduling_policy,
+            priority_ageing_seconds=self.priority_ageing_seconds,
         )
 
     @property

@@ -165,15 +165,19 @@ class Engine:
         adapter: str | None = None,
         request_id: str | None = None,
         cache_salt: str = "",
+        priority: int = 0,
+        tenant: str = "",
+        weight: float = 1.0,
         known: Listed[Listed[int]] = (),
         ended: Collection[int] = (),
     ) -> str:
         """Queue a request and return its id. Whatever is wrong with it is raised here, before anything changes.
 
         `adapter`: the name of one of `EngineConfig.lora`. `cache_salt`: requests of different salts, or adapters, never
-        share cached blocks; for callers that serve several parties. `known`: by sample, output tokens of an earlier run
-        of the same request that was cut off; it goes on with the next ones, as if it had never stopped, given the
-        same seed. `ended`: samples that had ended in it. (See `engine.resumption`.)
+        share cached blocks; for callers that serve several parties. `priority`, `tenant`, `weight`: see
+        `scheduler.interface.Request`; they count under the scheduling policies that ask for them. `known`: by sample,
+        output tokens of an earlier run of the same request that was cut off; it goes on with the next ones, as if it
+        had never stopped, given the same seed. `ended`: samples that had ended in it. (See `engine.resumption`.)
 
         Raises `InvalidPrompt`, `InvalidParameter`, `InvalidGrammar`, `UnknownAdapter`, `RequestTooLarge` (with the
         largest length that would fit), or `InvalidRequest` for an id in use.
@@ -186,6 +190,7 @@ class Engine:
         counts = check_known(known, ended, params, self.vocab_size)
         scope = self._prefix_caching.scope(cache_salt, adapter)
         request = self._request(request_id, prompt, params, scope, counts)
+        request.priority, request.tenant, request.weight = priority, tenant, weight
         seed = derived_seed(self.config.seed, self._num_added) if params.seed is None else params.seed
         running = RunningRequest(
             request,

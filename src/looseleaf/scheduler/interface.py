@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,8 @@ from numpy.typing import NDArray
 from looseleaf.errors import ConfigurationError
 from looseleaf.memory.interface import CopyPairs, SequenceIds
 from looseleaf.memory.prefix import Divergence, Prefix
+
+PolicyName: TypeAlias = Literal["fcfs", "priority", "fair"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,12 @@ class SchedulerConfig:
     """Share of the pool that an admission must leave free, so that running sequences can grow. 0 to 1."""
     max_bypass: int = 16
     """Smaller requests that may be admitted past a blocked head of the queue before everyone waits for it."""
+    policy: PolicyName = "fcfs"
+    """Who goes first, and who gives way last when blocks run out: "fcfs" (first come first served), "priority" (the
+    smaller `Request.priority`), or "fair" (the tenant that has got least for its weight). Nobody is preempted so that
+    another can be admitted."""
+    priority_ageing_seconds: float = 10.0
+    """Priority: who waits this long counts as one level more urgent, so that nobody starves."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
@@ -35,6 +45,14 @@ class SchedulerConfig:
             raise ConfigurationError(f"watermark is {self.watermark} but must be at least 0 and below 1.")
         if self.max_bypass < 0:
             raise ConfigurationError(f"max_bypass is {self.max_bypass} but must be at least 0.")
+        if self.policy not in get_args(PolicyName):
+            raise ConfigurationError(
+                f"The scheduling policy {self.policy!r} is unknown.", hint=f"Use {', '.join(get_args(PolicyName))}."
+            )
+        if not 0 < self.priority_ageing_seconds < math.inf:
+            raise ConfigurationError(
+                f"priority_ageing_seconds is {self.priority_ageing_seconds} but must be a number above 0."
+            )
 
 
 class SequenceState(Enum):
@@ -65,9 +83,9 @@ class Sequence:
     num_cached: int = 0
     """Tokens that came from the prefix cache when it was admitted last."""
     num_preemptions: int = 0
-    precedence: tuple[int, int] = (0, 0)
-    """(place of its request in the order of `add`, sample): the smaller runs first, the larger is preempted
-    first. Set by the scheduler."""
+    precedence: tuple[float, ...] = ()
+    """(place of its request, sample): the smaller runs first, the larger is preempted first. Set by the scheduler: its
+    policy says what a place is; first come first served, the order of `add`."""
     num_bypasses: int = 0
     """Smaller requests that were admitted past it while it was the head of the queue, in its whole life."""
 
@@ -107,6 +125,12 @@ class Request:
     """Of a request that goes on where an earlier run left off: output tokens that each sample has; None: the sample has
     ended. Each of the others computes what it knows by itself. Empty: the request is new."""
     arrival: float = 0.0
+    priority: int = 0
+    """For the policy "priority": the smaller is more urgent."""
+    tenant: str = ""
+    """For the policy "fair": who pays for it."""
+    weight: float = 1.0
+    """The tenant's: of two that always have requests waiting, one of weight 2 gets twice the service of one of 1."""
     prefix: Prefix | None = None
     """The prompt, for the prefix cache."""
     num_cached_prompt_tokens: int | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from looseleaf.errors import ConfigurationError, InvalidRequest, RequestTooLarge
 from looseleaf.memory.interface import KVMemory
 from looseleaf.scheduler.interface import Request, SchedulerConfig, SequenceState
@@ -43,6 +45,10 @@ def check_request(request: Request, config: SchedulerConfig, limit: int) -> None
     ):
         if value < 1:
             raise InvalidRequest(f"Request {request.request_id!r}: {name} is {value} but must be at least 1.")
+    if not 0 < request.weight < math.inf:
+        raise InvalidRequest(
+            f"Request {request.request_id!r}: weight is {request.weight} but must be a number above 0."
+        )
     if request.known:
         _check_known(request)
     elif any(sequence.state is SequenceState.FINISHED for sequence in request.sequences):

@@ -1,6 +1,6 @@
 """Who runs next: continuous batching with a token budget, chunked prefill and preemption by recompute.
 
-Pure decisions: no tensors, no clock, no randomness; the same calls give the same plans.
+Pure decisions: no tensors, no clock, no randomness; the same calls give the same plans. The order is the policy's.
 The iteration-level batch is that of Orca (Yu et al., OSDI 2022), preemption of the latest by recompute that of
 PagedAttention (Kwon et al., SOSP 2023), chunked prefill beside decodes that of Sarathi-Serve
 (Agrawal et al., OSDI 2024).
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Collection
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -26,7 +26,8 @@ from looseleaf.scheduler.errors import StepOutOfOrder
 from looseleaf.scheduler.interface import Request, SchedulerConfig, Sequence, SequenceState, StepPlan, by_precedence
 from looseleaf.scheduler.limits import check_request, largest_beams, largest_request
 from looseleaf.scheduler.plan import build_plan, check_finished
-from looseleaf.scheduler.queue import WaitingQueue
+from looseleaf.scheduler.policy import FairShares, last_of, make_policy
+from looseleaf.scheduler.queue import FairQueue, WaitingQueue
 from looseleaf.scheduler.running import DecodeSet
 
 NO_PARENTS: Parents = MappingProxyType({})
@@ -38,7 +39,8 @@ class Scheduler:
 
     A running sequence is either *prefilling* (memory has slots for all its known tokens, some not computed)
     or *decoding* (all computed but the token sampled last, which has no slot yet).
-    Whatever is older in precedence is never preempted for something younger, so the oldest always ends.
+    Whatever is older in precedence is never preempted for something younger, so the oldest always ends. (With fair
+    shares the order between tenants changes; but whoever a step preempts makes room for a token of somebody else.)
     """
 
     def __init__(self, config: SchedulerConfig, memory: KVMemory) -> None:
@@ -57,7 +59,11 @@ class Scheduler:
         """Tokens that those preemptions dropped from the cache, to be computed again."""
         self._watermark_blocks = math.ceil(config.watermark * memory.num_blocks)
         self._requests: dict[str, Request] = {}
-        self._waiting = WaitingQueue(config.max_bypass)
+        self._policy = make_policy(config)
+        self._shares = self._policy if isinstance(self._policy, FairShares) else None
+        self._waiting = (
+            WaitingQueue(config.max_bypass) if self._shares is None else FairQueue(config.max_bypass, self._shares)
+        )
         self._prefilling: list[Sequence] = []
         self._decoding = DecodeSet(config.max_num_seqs)
         self._beams = BeamGroups(memory, self._prefilling, self._decoding)
@@ -114,8 +120,11 @@ class Scheduler:
                 f"Request id {request.request_id!r} is already in use.", hint="Give every request an id of its own."
             )
         self.check(request)
+        place = self._policy.place(request, self._num_added)
         for sequence in request.sequences:
-            sequence.precedence = (self._num_added, sequence.sample)
+            sequence.precedence = (*place, sequence.sample)
+        if self._shares is not None:
+            self._shares.enter(request)
         self._num_added += 1
         self._num_beam_requests += request.beams
         self._requests[request.request_id] = request
@@ -150,10 +159,10 @@ class Scheduler:
         self._ended_in_flight = self._ended_in_flight or bool(self._plan)
         self._end(sequence)
 
-    def schedule(self, now: float) -> StepPlan:  # noqa: ARG002 (for policies that weigh time)
+    def schedule(self, now: float) -> StepPlan:  # noqa: ARG002 (for policies that weigh the time of a step)
         """Decide the next step. Decodes go first, then prefills in progress, then admissions.
 
-        First come first served does not look at `now`.
+        No policy looks at `now`: ageing follows from `Request.arrival`.
         An empty plan needs no commit. Raises `StepOutOfOrder` while another plan is in flight.
         """
         if self._plan:
@@ -213,6 +222,8 @@ class Scheduler:
                 f"Step {plan.step} is not in flight.", hint="Commit the plan that schedule() returned last, once."
             )
         check_finished(plan, done, self._decoding.at_last_token(plan.step))
+        if self._shares is not None:
+            self._shares.charge_outputs(plan.sequences, plan.num_samples.tolist())
         beams = sampled_beams(plan) if self._num_beam_requests else []
         check_parents(beams, done, parents)
         self._plan = None
@@ -272,7 +283,8 @@ class Scheduler:
 
     def _preempt_latest(self) -> list[Sequence]:
         """Send the latest sequence back to the queue, with all other beams if it is one; returns them."""
-        latest = max((group[-1] for group in (self._prefilling, self._decoding.sequences) if group), key=by_precedence)
+        groups = (self._prefilling, self._decoding.sequences)
+        latest = last_of(groups) if self._shares is None else self._shares.victim(chain(*groups))
         if not latest.request.beams:
             self._leave_memory(latest)
             self._back_to_queue(latest, dropped=latest.num_computed)
@@ -296,8 +308,9 @@ class Scheduler:
 
     def _admit(self, budget: int, chunks: list[tuple[Sequence, int]], copies: list[CopyPairs]) -> None:
         """Admit while budget, seats and blocks allow, and append the first chunk of each."""
-        if self._nothing_admissible:
+        if self._nothing_admissible and self._shares is None:  # else the order may be another now
             return
+        self._waiting.refresh()
         seats = (
             self.config.max_num_seqs - len(self._decoding) - sum(sequence.num_seats for sequence in self._prefilling)
         )
@@ -352,6 +365,8 @@ class Scheduler:
                 request.divergence = admission.divergence
             if sequence.num_preemptions:
                 self.num_recomputed_tokens -= admission.num_cached
+        if self._shares is not None:
+            self._shares.charge_prompt(sequence)
         self._waiting.take(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._prefilling, sequence, key=by_precedence)
@@ -422,3 +437,5 @@ class Scheduler:
             del self._requests[request.request_id]
             self._num_beam_requests -= request.beams
             self._beams.forget(request)
+            if self._shares is not None:
+                self._shares.leave(request)
