@@ -158,6 +158,9 @@ class EngineLoop:
                     adapter=command.adapter,
                     request_id=request_id,
                     cache_salt=command.cache_salt,
+                    priority=command.priority,
+                    tenant=command.tenant,
+                    weight=command.weight,
                     known=command.known,
                     ended=command.ended,
                 )
