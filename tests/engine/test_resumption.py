@@ -126,8 +126,8 @@ def test_where_a_request_may_go_on_from() -> None:
     engine = tiny_engine(MODEL)
     greedy = {"temperature": 0, "max_tokens": 4}
     for params, known, ended, what in [
-        (greedy, [[1, 2, 3, 4]], (), "has ended at its token 4"),
-        (greedy, [[1, 2, 3, 4, 5]], (), "beyond its end"),
+        (greedy, [[1, 2, 3, 4]], (), "has 4 tokens and may have 4"),
+        (greedy, [[256, 1]], (), "beyond its end"),
         (greedy, [[256]], (), "has ended at its token 1"),
         (greedy, [[257]], (), "not one of the vocabulary"),
         (greedy, [[True]], (), "not one of the vocabulary"),

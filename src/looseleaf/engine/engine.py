@@ -191,6 +191,7 @@ class Engine:
         scope = self._prefix_caching.scope(cache_salt, adapter)
         request = self._request(request_id, prompt, params, scope, counts)
         request.priority, request.tenant, request.weight = priority, tenant, weight
+        self.scheduler.check(request)  # before anything is made for each of its samples
         seed = derived_seed(self.config.seed, self._num_added) if params.seed is None else params.seed
         running = RunningRequest(
             request,
