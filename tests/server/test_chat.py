@@ -179,6 +179,7 @@ def test_tools_are_described_and_earlier_calls_are_shown(server: Served) -> None
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 3}}}},
             "response_format",
         ),
+        ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "response_format"),
         ({"chat_template_kwargs": {"messages": "x"}}, None),
         ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight"),
     ],

@@ -166,6 +166,7 @@ def test_cached_tokens_are_counted(server: Served) -> None:
         ({"prompt": [9999]}, 400, "prompt", "invalid_prompt"),
         ({"prompt": ""}, 400, "prompt", "invalid_value"),
         ({"prompt": [[]]}, 400, "prompt[0]", "invalid_value"),
+        ({"prompt": ["a"] * 2000, "n": 3}, 400, "prompt", "invalid_value"),
         ({"prompt": {"a": 1}}, 400, "prompt", "invalid_value"),
         ({"temperature": "warm"}, 400, "temperature", "invalid_value"),
         ({"n": True}, 400, "n", "invalid_value"),

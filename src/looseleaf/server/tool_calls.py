@@ -94,7 +94,7 @@ class ForcedCalls:
         text = "".join(self._text)
         try:
             listed = json.loads(text)
-        except ValueError:  # cut off by max_tokens
+        except (ValueError, RecursionError):  # cut off by max_tokens
             return [text] if text else []
         calls = [call for item in listed if (call := _call(item))] if isinstance(listed, list) else []
         return list(calls) or [text]

@@ -171,6 +171,14 @@ class ChatAnswer:
                 param="response_format",
                 code="invalid_value",
             )
+        if asked and forced is None and self._tools.shown:
+            raise ApiError(
+                400,
+                "response_format leaves no room for tool calls.",
+                param="response_format",
+                code="unsupported_parameter",
+                hint="Leave the tools out, or set tool_choice to 'required'.",
+            )
         return asked[0] if asked else None
 
 

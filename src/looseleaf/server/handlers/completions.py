@@ -20,7 +20,7 @@ from looseleaf.server.handlers.responses import GENERATES, json_response
 from looseleaf.server.handlers.sampling import sampling_keywords
 from looseleaf.server.handlers.sse import stream, unless_gone
 from looseleaf.server.output_stream import Piece
-from looseleaf.server.protocol.completions import Completion, CompletionBody
+from looseleaf.server.protocol.completions import MAX_SAMPLES, Completion, CompletionBody
 from looseleaf.server.protocol.errors import ApiError
 
 
@@ -170,6 +170,13 @@ class CompletionAnswer:
     async def _prompts(self) -> list[list[int]]:
         prompt = self._body.prompt
         listed: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
+        if len(listed) * (self._body.best_of or self._body.n) > MAX_SAMPLES:
+            raise ApiError(
+                400,
+                f"{len(listed)} prompts of {self._body.best_of or self._body.n} samples are more than {MAX_SAMPLES}.",
+                param="prompt",
+                code="invalid_value",
+            )
         vocab_size = self._front.client.info.vocab_size
         encoded = []
         for given in listed:

@@ -11,6 +11,8 @@ from looseleaf.server.protocol.sampling import MAX_LOGPROBS, MAX_TOKEN_COUNT, Ge
 from looseleaf.server.protocol.usage import Usage
 
 MAX_PROMPTS = 2048
+MAX_SAMPLES = 4096
+"""Of all prompts together."""
 
 TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
 TextPrompt = Annotated[str, Field(min_length=1)]
