@@ -55,6 +55,8 @@ class Scheduler:
         """Most tokens, prompt and output together, that a request may have."""
         self.num_preemptions = 0
         """Times a sequence lost its blocks, or found none at its fork, and went back to the queue."""
+        self.num_preempted_tokens = 0
+        """Tokens whose keys and values those preemptions gave up."""
         self.num_recomputed_tokens = 0
         """Tokens that those preemptions dropped from the cache, to be computed again."""
         self._watermark_blocks = math.ceil(config.watermark * memory.num_blocks)
@@ -415,6 +417,7 @@ class Scheduler:
 
     def _back_to_queue(self, sequence: Sequence, *, dropped: int) -> None:
         self.num_preemptions += 1
+        self.num_preempted_tokens += dropped
         self.num_recomputed_tokens += dropped
         sequence.num_preemptions += 1
         sequence.num_computed = 0

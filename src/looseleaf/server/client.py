@@ -9,6 +9,7 @@ import msgspec
 
 from looseleaf.errors import InvalidRequest
 from looseleaf.server.engine_settings import EngineSettings
+from looseleaf.server.engine_totals import EngineTotals
 from looseleaf.server.in_flight import InFlight
 from looseleaf.server.interface import (
     AbortRequest,
@@ -47,7 +48,7 @@ class RemoteEngine:
             settings, on_message=self._receive, on_end=self._note_end, on_stop=self._note_stop
         )
         self._info: ModelInfo | None = None
-        self._stats = EngineStats()
+        self._totals = EngineTotals()
         self._stopped: EngineStopped | None = None
 
     async def start(self) -> None:
@@ -91,7 +92,7 @@ class RemoteEngine:
         return self._supervisor.pid
 
     def stats(self) -> EngineStats:
-        return self._stats
+        return self._totals.stats()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         if self._stopped is not None:
@@ -131,6 +132,7 @@ class RemoteEngine:
     def _receive(self, message: EngineMessage) -> None:
         if isinstance(message, Ready):
             self._info = message.info
+            self._totals.begin(message.info)
             self._resume()
         elif isinstance(message, RequestRefused):
             if (flight := self._flights.get(message.request_id)) is not None:
@@ -139,7 +141,7 @@ class RemoteEngine:
                 )
         elif isinstance(message, Updates):
             if message.stats is not None:
-                self._stats = message.stats
+                self._totals.take(message.stats)
             for event in message.events:
                 if (flight := self._flights.get(event.request_id)) is not None:
                     flight.tell(event)

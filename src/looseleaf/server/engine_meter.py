@@ -69,6 +69,7 @@ class EngineMeter:
             token_slots_wasted=usage.internal_fragmentation,
             token_slots_saved_by_sharing=usage.saved_by_sharing,
             preemptions=scheduler.num_preemptions,
+            preempted_tokens=scheduler.num_preempted_tokens,
             recomputed_tokens=scheduler.num_recomputed_tokens,
             prefix_query_tokens=cache.query_tokens if cache else 0,
             prefix_hit_tokens=cache.hit_tokens if cache else 0,

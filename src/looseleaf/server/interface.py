@@ -176,8 +176,10 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Slots of held blocks that will not be used: internal fragmentation."""
     token_slots_saved_by_sharing: int = 0
     preemptions: int = 0
+    preempted_tokens: int = 0
+    """Tokens whose keys and values preemptions gave up."""
     recomputed_tokens: int = 0
-    """Tokens that preemptions dropped from the cache, to be computed again."""
+    """Of these, those that were not found in the prefix cache afterwards."""
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     evictions: int = 0
@@ -252,7 +254,8 @@ class EngineClient(Protocol):
     def num_restarts(self) -> int: ...
 
     def stats(self) -> EngineStats:
-        """The newest snapshot: at most a tenth of a second old while anything runs."""
+        """The newest snapshot: at most a tenth of a second old while anything runs. Its counts are those of all
+        processes so far: they never go down."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Run a request: `RequestStarted`, `SampleUpdate`s as tokens come (merged for slow readers), `RequestEnd`.

@@ -105,12 +105,12 @@ class Generation:
                     open_streams -= 1
                     if piece.finish.reason in ("abort", "error"):
                         raise _failure(piece)
-                    if event.finish_reason is None and open_streams:
+                    if event.finish_reason is None:
                         client.end_sample(request_id, event.index)
                 if piece.text or piece.finish is not None or piece.logprobs:
                     yield piece
                 if not open_streams:
-                    break  # its last stop string was found here: closing the events ends it in the engine
+                    break  # its last stop string may have been found here: the engine need not say that it ends
         if open_streams:
             raise EngineStopped("The engine ended the request before it was complete.")
 
