@@ -14,10 +14,15 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorAnswer, "description": "What is wrong with the request, or that there is no room for it."},
     "5XX": {"model": ErrorAnswer, "description": "The server failed, or is not ready."},
 }
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk as JSON; the last is [DONE]."}},
+    "required": ["data"],
+}
 GENERATES = ANSWERS | {
     200: {
         "description": "The whole answer, or with `stream` its events.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": _EVENT}},
     }
 }
 
