@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from looseleaf import LLM, SamplingParams
-from looseleaf.engine.adapters import MAX_NAME_LENGTH, UnknownAdapter, load_adapters, parse_lora
+from looseleaf.engine.adapter_names import MAX_NAME_LENGTH, parse_lora
+from looseleaf.engine.adapters import UnknownAdapter, load_adapters
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.footprint import workspace_bound

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from looseleaf import __version__
-from looseleaf.cli import bench, chat, env, generate, models, quality, show_memory
+from looseleaf.cli import bench, chat, env, generate, models, quality, serve, show_memory
 from looseleaf.cli.waiting import limit_spinning
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def _root(
 
 generate.register(app)
 chat.register(app)
+serve.register(app)
 bench.register(app)
 show_memory.register(app)
 quality.register(app)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from looseleaf.engine.adapter_names import parse_lora
 from looseleaf.engine.sampling_errors import InvalidGrammar, InvalidParameter
 from looseleaf.engine.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from looseleaf.models.store import DEFAULT_MODEL
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from looseleaf.engine.config import EngineConfig
 
 MODEL, MEMORY, SCHEDULING, SAMPLING, OUTPUT = "Model", "Memory", "Scheduling", "Sampling", "Output"
-NO_LIMIT = "none"
+NO_LIMIT, AUTO = "none", "auto"
 
 
 def count_or_none(value: int | str | None) -> int | None:
@@ -32,6 +33,14 @@ def count_or_none(value: int | str | None) -> int | None:
         return int(value)
     except ValueError:
         raise typer.BadParameter(f"{value!r} is neither a whole number nor {NO_LIMIT!r}.") from None
+
+
+def length_or_auto(value: int | str | None) -> int | None:
+    """A number of tokens, or None for "auto"."""
+    try:
+        return None if value is None or value == AUTO else int(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is neither a whole number nor {AUTO!r}.") from None
 
 
 def parse_early_stopping(value: bool | str) -> bool | str:
@@ -164,9 +173,13 @@ class EngineOptions:
         ),
     ] = 0.01
     max_model_len: Annotated[
-        int | None,
+        # Any: Typer takes no parser for a union.
+        Any,
         typer.Option(
-            help="Longest sequence, prompt and answer, in tokens. Default: what the model knows and the pool holds.",
+            parser=length_or_auto,
+            metavar="N|auto",
+            help="Longest sequence, prompt and answer, in tokens; auto, the default: what the model knows and the "
+            "pool holds.",
             rich_help_panel=SCHEDULING,
         ),
     ] = None
@@ -207,14 +220,17 @@ class EngineOptions:
 
     def config(self) -> EngineConfig:
         """Raises `ConfigurationError` for what makes no sense."""
-        from looseleaf.engine.adapters import parse_lora
         from looseleaf.engine.config import EngineConfig
 
+        return EngineConfig.parse(self.settings())
+
+    def settings(self) -> dict[str, Any]:
+        """Keywords of `EngineConfig`, not checked but for --lora."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         del settings["model"], settings["threads"]
         settings["lora"] = parse_lora(self.lora or ())
         settings["seed"] = settings.pop("engine_seed")
-        return EngineConfig.parse(settings)
+        return settings
 
     def use_threads(self) -> None:
         """Raises `ConfigurationError` for more than can run at once."""

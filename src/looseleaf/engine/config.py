@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import torch
 
-from looseleaf.engine.adapters import check_lora
+from looseleaf.engine.adapter_names import check_lora
 from looseleaf.engine.sampling_params import is_integer
 from looseleaf.errors import ConfigurationError
 from looseleaf.kernels import native

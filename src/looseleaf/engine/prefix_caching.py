@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from looseleaf.engine.adapters import MAX_NAME_LENGTH
+from looseleaf.engine.adapter_names import MAX_NAME_LENGTH
 from looseleaf.engine.kv_pool import PoolSize
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.running_request import RunningSample

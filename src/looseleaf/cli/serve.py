@@ -1,0 +1,174 @@
+"""`looseleaf serve`: the engine behind OpenAI's protocol."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from looseleaf.cli.command import command
+from looseleaf.cli.options import MODEL, EngineOptions, OutputOptions
+
+if TYPE_CHECKING:
+    from looseleaf.server.serving import ServerSettings
+
+SERVER, ACCESS, LIMITS = "Server", "Access", "Limits"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that others can reach needs keys.", rich_help_panel=SERVER)
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option(help="0: any that is free; it is printed.", min=0, max=65535, rich_help_panel=SERVER)
+    ] = 8000
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="What clients call the model. May be repeated. Default: as it was given.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds for requests in progress to end after SIGTERM or Ctrl-C. A second signal ends them at once.",
+            min=0,
+            rich_help_panel=SERVER,
+        ),
+    ] = 30.0
+    max_crashes: Annotated[
+        int,
+        typer.Option(
+            help="Times that a request may end the engine's process before it is given up.",
+            min=1,
+            rich_help_panel=SERVER,
+        ),
+    ] = 3
+    metrics_prefix: Annotated[
+        Literal["vllm", "looseleaf"],
+        typer.Option(help="How /metrics names what vLLM has too.", rich_help_panel=SERVER),
+    ] = "vllm"
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="LOOSELEAF_API_KEY",
+            help="Key that requests must have. May be repeated. Others can see the command line: better set the "
+            "variable, or use a file.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keys, and the tenants that they belong to with their limits: .toml, or .json of the same form; read "
+            "again on SIGHUP.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None
+    allow_unauthenticated: Annotated[
+        bool,
+        typer.Option("--allow-unauthenticated", help="Let anyone in who can connect.", rich_help_panel=ACCESS),
+    ] = False
+    max_queue: Annotated[
+        int,
+        typer.Option(
+            help="Requests that may wait beside those that run; more are refused with 429.",
+            min=0,
+            rich_help_panel=LIMITS,
+        ),
+    ] = 2048
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which an answer is ended. A client may ask for fewer: header X-Request-Timeout.",
+            min=0.001,
+            rich_help_panel=LIMITS,
+        ),
+    ] = None
+    max_body_bytes: Annotated[int, typer.Option(help="Longest body of a request.", min=1, rich_help_panel=LIMITS)] = (
+        16 << 20
+    )
+    body_timeout: Annotated[
+        float, typer.Option(help="Seconds for a body to arrive.", min=0.001, rich_help_panel=LIMITS)
+    ] = 30.0
+    max_connections: Annotated[int, typer.Option(help="Most at once.", min=1, rich_help_panel=LIMITS)] = 4096
+    max_header_bytes: Annotated[
+        int, typer.Option(help="Longest headers of a request.", min=256, rich_help_panel=LIMITS)
+    ] = 64 << 10
+    header_timeout: Annotated[
+        float, typer.Option(help="Seconds for headers to arrive.", min=0.001, rich_help_panel=LIMITS)
+    ] = 10.0
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "serve", omit=("json",))(serve)
+
+
+def serve(
+    server: ServerOptions,
+    engine: EngineOptions,
+    output: OutputOptions,
+    name: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="As --model.", rich_help_panel=MODEL, show_default=False)
+    ] = None,
+) -> None:
+    """Serve a model to OpenAI clients, until SIGTERM or Ctrl-C.
+
+    Its address is printed on stderr once it answers. On 127.0.0.1 no key is needed; other addresses need
+    [bold]--api-key-file[/], [bold]--api-key[/] or [bold]--allow-unauthenticated[/].
+    """
+    from looseleaf.server.serving import serve as run
+
+    if name is not None:
+        engine = replace(engine, model=name)
+    run(server_settings(server, engine, quiet=output.quiet), _say_ready)
+
+
+def server_settings(server: ServerOptions, engine: EngineOptions, *, quiet: bool = False) -> ServerSettings:
+    """Imports the server, but nothing that computes."""
+    from looseleaf.server.admission import AdmissionSettings
+    from looseleaf.server.connection import ConnectionLimits
+    from looseleaf.server.engine_settings import EngineSettings
+    from looseleaf.server.serving import ServerSettings
+
+    return ServerSettings(
+        engine=EngineSettings(
+            model=engine.model,
+            config=engine.settings(),
+            threads=engine.threads,
+            log_level=logging.getLevelName(logging.WARNING if quiet else logging.INFO),
+        ),
+        served_model_names=tuple(server.served_model_name or ()),
+        host=server.host,
+        port=server.port,
+        api_keys=tuple(server.api_key or ()),
+        api_key_file=server.api_key_file,
+        allow_unauthenticated=server.allow_unauthenticated,
+        max_queue=server.max_queue,
+        max_crashes=server.max_crashes,
+        metrics_prefix=server.metrics_prefix,
+        drain_timeout=server.drain_timeout,
+        admission=AdmissionSettings(
+            request_timeout=server.request_timeout,
+            max_body_bytes=server.max_body_bytes,
+            body_timeout=server.body_timeout,
+        ),
+        connections=ConnectionLimits(
+            max_connections=server.max_connections,
+            max_header_bytes=server.max_header_bytes,
+            header_timeout=server.header_timeout,
+        ),
+    )
+
+
+def _say_ready(url: str) -> None:
+    print(f"Ready: {url}/v1", file=sys.stderr, flush=True)

@@ -1,0 +1,124 @@
+"""A connection: uvicorn's, with limits on how many there are, and on the headers, their size and their time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from looseleaf.server.protocol.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    max_connections: int = 4096
+    max_header_bytes: int = 64 << 10
+    """Of a request's first line and headers together."""
+    header_timeout: float = 10.0
+    """Seconds from the beginning of a connection, or of a later request, to the end of its headers."""
+
+
+def limited_connection(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
+    """The protocol class for uvicorn."""
+    return type("LimitedConnection", (_LimitedConnection,), {"limits": limits})
+
+
+class _LimitedConnection(HttpToolsProtocol):
+    limits: ConnectionLimits
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_headers = True
+        self._header_bytes = 0
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse(503, f"The server has {self.limits.max_connections} connections, which is all it takes.")
+            return
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        if self._in_headers:
+            # One header without end is seen here, many in a piece below.
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
+            self._refuse_headers()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self._in_headers:
+            self._in_headers, self._header_bytes = True, 0
+            self._start_timer()
+        self._size = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._size += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._size += len(name) + len(value)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._stop_timer()
+        if self._size > self.limits.max_header_bytes:
+            self._refuse_headers()
+        if not self._refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            super().on_message_complete()
+
+    def _refuse_headers(self) -> None:
+        self._refuse(431, f"The headers are longer than {self.limits.max_header_bytes} bytes.")
+
+    def _time_out(self) -> None:
+        self._timer = None
+        if self._header_bytes:
+            self._refuse(408, f"The headers did not arrive within {self.limits.header_timeout:g} s.")
+        else:
+            self._refused = True
+            self.transport.close()  # nothing was asked
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._refused = True
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        error = ApiError(status, message, code=_CODES[status])
+        body = json.dumps(error.body()).encode()
+        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        self.transport.write(head.encode() + b"\r\nconnection: close\r\n\r\n" + body)
+        self.transport.close()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(self.limits.header_timeout, self._time_out)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+_CODES = {408: "header_timeout", 431: "headers_too_large", 503: "too_many_connections"}
+_REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
