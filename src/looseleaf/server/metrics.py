@@ -117,8 +117,11 @@ class ServerMetrics(Collector):
         """The text for a scraper that sends this `Accept` header, and its content type."""
         if "application/openmetrics-text" in accept:
             # All names are legal in every version of the formats; by default the encoder would replace their colons.
-            return openmetrics.generate_latest(self.registry, openmetrics.ALLOWUTF8, "1.0.0"), _OPENMETRICS
-        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4  # type: ignore[no-untyped-call]
+            encoded: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
+                self.registry, openmetrics.ALLOWUTF8, "1.0.0"
+            )
+            return encoded, _OPENMETRICS
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def describe(self) -> list[Metric]:
         return []
