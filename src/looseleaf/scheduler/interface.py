@@ -65,6 +65,8 @@ class Sequence:
     num_cached: int = 0
     """Tokens that came from the prefix cache when it was admitted last."""
     num_preemptions: int = 0
+    num_dropped: int = 0
+    """Computed tokens that its last preemption dropped."""
     precedence: tuple[int, int] = (0, 0)
     """(place of its request in the order of `add`, sample): the smaller runs first, the larger is preempted
     first. Set by the scheduler."""

@@ -336,7 +336,7 @@ class Scheduler:
                 request.num_cached_prompt_tokens = admission.num_cached
                 request.divergence = admission.divergence
             if sequence.num_preemptions:
-                self.num_recomputed_tokens -= admission.num_cached
+                self.num_recomputed_tokens -= min(admission.num_cached, sequence.num_dropped)
         self._waiting.take(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._prefilling, sequence, key=by_precedence)
@@ -387,6 +387,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.num_recomputed_tokens += dropped
         sequence.num_preemptions += 1
+        sequence.num_dropped = dropped
         sequence.num_computed = 0
         self._enqueue(sequence)
 
