@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,21 +21,12 @@ from looseleaf.kernels.reference import ReferenceKVCache
 from looseleaf.models.decoder import CausalLM
 from looseleaf.models.loader import load_decoder_and_tokenizer, load_model
 from looseleaf.models.native_decoder import NativeCausalLM, fits_bfloat16
+from native_case import threads
 from tiny_model import tiny_model
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="the native extension was not built")
 
 WINDOWED: dict[str, Any] = {"qk_norm": True, "qkv_bias": True, "sliding_windows": (None, 3)}
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Step:
