@@ -360,5 +360,11 @@ def test_the_operators_check_the_cache_they_are_given() -> None:
             torch.ops.looseleaf.kv_write(wrong, 0, key, key, slots, *layout)
     with pytest.raises(RuntimeError, match="head_dim must be from 1 to 256"):
         torch.ops.looseleaf.kv_write(storage, 0, key, key, slots, "int8", 16, 2, 257)
+    empty = torch.empty(1, 1, 0, dtype=torch.uint8)
+    for sizes in ((1 << 60, 1), (16, 1 << 60)):  # their bytes overflow to 0
+        with pytest.raises(RuntimeError, match="must be from 1 to"):
+            torch.ops.looseleaf.kv_write(empty, 0, key[:, :1], key[:, :1], slots, "bfloat16", *sizes, 32)
+    with pytest.raises(RuntimeError, match="block_size must be from 1 to"):
+        torch.ops.looseleaf.kv_shared_runs(torch.zeros(1, 1, dtype=torch.int32), ints(300), ints(0, 1), (1 << 63) - 200)
     with pytest.raises(RuntimeError, match="KV dtype"):
         torch.ops.looseleaf.kv_write(storage, 0, key, key, slots, "int4", 16, 2, 32)

@@ -241,6 +241,11 @@ def test_a_decoder_that_lacks_weights_does_not_run():
         decoder.set_layer(0, other.layers[0])
 
 
+def test_a_decoder_whose_heads_no_kernel_has_room_for_is_refused():
+    with pytest.raises(RuntimeError, match="head_dim must be from 1 to 256"):
+        torch.ops.looseleaf.decoder_create(16, 32, 16, 1, 1, 258, 1e-5, [0])
+
+
 def test_native_memory_goes_with_the_decoder():
     decoder = NativeCausalLM.from_reference(tiny_model())
     handle = decoder._handle
