@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,15 @@ def pytest_report_header() -> str:
         return "native extension: none"
     emulated = "; beyond AVX2 EMULATED" if "emulated" in native.cpu_features() else ""
     return f"native extension: {native._find_library()}: {torch.ops.looseleaf.available_isas()}{emulated}"
+
+
+@pytest.fixture
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Chosen while the test runs; see `native_case.every_isa`."""
+    if request.param not in native.available_isas():
+        pytest.skip(f"this machine has no {request.param}")
+    with native.use_isa(request.param):
+        yield request.param
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from looseleaf.memory.errors import OutOfBlocks, PinTooLarge
 from looseleaf.memory.interface import ROW_MASK
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.scheduler.interface import StepPlan
+from native_case import threads
 from serving_scenario import Scenario
 from tiny_model import tiny_engine
 
@@ -37,16 +38,6 @@ ALONE: dict[str, Any] = {
     "enable_prefix_caching": False,
     "cascade_attention": "off",
 }
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def bits(number: float | None) -> bytes | None:

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import pickle
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, get_type_hints
 
 import pytest
@@ -19,6 +19,7 @@ SAMPLES: dict[Any, Any] = {
     str: "what happened",
     int: 7,
     list[str]: ["one", "two"],
+    Iterable[str]: ["one", "two"],
     object: -0.5,
     str | None: "top_k",
     int | None: 3,

@@ -23,12 +23,21 @@ Cascade checked_cascade(const std::string& name) {
   return Cascade::off;
 }
 
+void check_block_size(int64_t block_size) {
+  STD_TORCH_CHECK(block_size >= 1 && block_size <= most_block_size, "block_size must be from 1 to ", most_block_size,
+                  ", not ", block_size);
+}
+
+void check_head_dim(int64_t head_dim) {
+  STD_TORCH_CHECK(head_dim >= 1 && head_dim <= most_head_dim, "head_dim must be from 1 to ", most_head_dim, ", not ",
+                  head_dim);
+}
+
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int64_t most_head_dim = 256;
 constexpr int64_t tokens_per_write = 16;
 
 KVType kv_type(const std::string& name) {
@@ -39,10 +48,10 @@ KVType kv_type(const std::string& name) {
 }
 
 KVLayout checked_layout(const std::string& dtype, int64_t block_size, int64_t num_kv_heads, int64_t head_dim) {
-  STD_TORCH_CHECK(block_size >= 1 && num_kv_heads >= 1, "block_size and num_kv_heads must be at least 1, not ",
-                  block_size, " and ", num_kv_heads);
-  STD_TORCH_CHECK(head_dim >= 1 && head_dim <= most_head_dim, "head_dim must be from 1 to ", most_head_dim, ", not ",
-                  head_dim);
+  check_block_size(block_size);
+  STD_TORCH_CHECK(num_kv_heads >= 1 && num_kv_heads <= most_kv_heads, "num_kv_heads must be from 1 to ", most_kv_heads,
+                  ", not ", num_kv_heads);
+  check_head_dim(head_dim);
   return {kv_type(dtype), 0, 0, block_size, num_kv_heads, head_dim};
 }
 
@@ -165,7 +174,7 @@ void kv_attend(Tensor storage, int64_t layer, Tensor query, Tensor out, std::opt
 // The runs of partitions that could be attended to at once for several sequences, one after the other: first partition,
 // last, number of sequences, and these.
 std::vector<int64_t> kv_shared_runs(Tensor block_tables, Tensor context_lens, Tensor query_starts, int64_t block_size) {
-  STD_TORCH_CHECK(block_size >= 1, "block_size must be at least 1, not ", block_size);
+  check_block_size(block_size);
   KVLayout layout{};
   layout.block_size = block_size;
   layout.num_blocks = int64_t(1) << 31;

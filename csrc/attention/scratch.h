@@ -12,6 +12,7 @@ class Scratch {
   char* at_least(int64_t bytes) {
     if (bytes > size_) {
       memory_.reset();
+      size_ = 0;
       memory_.reset(static_cast<char*>(::operator new(size_t(bytes), alignment)));
       size_ = bytes;
     }

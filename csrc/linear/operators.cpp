@@ -143,7 +143,7 @@ void unpack_operator(Tensor weight, OptionalTensor scales, OptionalTensor minima
 PackedLinear packed_linear(const Tensor& weight, const OptionalTensor& scales, const OptionalTensor& minima,
                            const OptionalTensor& bias, const std::string& type, int64_t out_features,
                            int64_t in_features, bool paired) {
-  constexpr int64_t most = int64_t(1) << 31;  // keeps every product below in 64 bits
+  constexpr int64_t most = int64_t(1) << 30;  // keeps every product below in 64 bits
   STD_TORCH_CHECK(out_features > 0 && in_features > 0 && out_features < most && in_features < most,
                   "linear: a weight of [", out_features, ", ", in_features, "]");
   STD_TORCH_CHECK(!paired || out_features % 2 == 0, "linear: gate and up must be equally many");

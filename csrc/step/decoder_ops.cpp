@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "../attention/attention_checks.h"
 #include "../linear/linear_tensors.h"
 #include "decoder.h"
 #include "step_checks.h"
@@ -53,6 +54,8 @@ int64_t decoder_create(int64_t vocab_size, int64_t hidden_size, int64_t intermed
     STD_TORCH_CHECK(size >= 1 && size < (int64_t(1) << 31), "a decoder cannot have a size of ", size);
   STD_TORCH_CHECK(num_heads % num_kv_heads == 0 && head_dim % 2 == 0 && !sliding_windows.empty(),
                   "heads do not fit together, or there are no layers");
+  STD_TORCH_CHECK(num_kv_heads <= most_kv_heads, "a decoder cannot have ", num_kv_heads, " KV heads");
+  check_head_dim(head_dim);
   DecoderWeights weights;
   weights.shape = {vocab_size,   hidden_size, intermediate_size,  num_heads,
                    num_kv_heads, head_dim,    float(rms_norm_eps)};

@@ -47,7 +47,8 @@ PagedKV check_cache(const StepTensors& step, const DecoderShape& shape, int64_t 
   layout.num_kv_heads = shape.num_kv_heads;
   layout.head_dim = shape.head_dim;
   const Tensor& storage = step.kv_storage;
-  STD_TORCH_CHECK(layout.num_blocks >= 1 && layout.block_size >= 1, "the cache has no blocks");
+  STD_TORCH_CHECK(layout.num_blocks >= 1, "the cache has no blocks");
+  check_block_size(layout.block_size);
   STD_TORCH_CHECK(storage.is_cpu() && storage.is_contiguous() && storage.scalar_type() == ScalarType::Byte,
                   "the cache must be contiguous bytes on the CPU");
   STD_TORCH_CHECK(storage.dim() == 3 && storage.size(0) == num_layers && storage.size(1) == layout.num_blocks &&

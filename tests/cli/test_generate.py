@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -238,3 +239,16 @@ def test_a_reader_that_leaves_early_is_no_error_message(options: list[str], tiny
     with process.stderr:
         assert process.stderr.read() == b""
     assert process.wait() == BROKEN_PIPE
+
+
+def test_what_the_cache_had_is_explained(cli: Callable[..., tuple[int, str, str]], tiny: list[str]) -> None:
+    asked = [option for text in ("abcdefgh", "abcdXfgh", "abcdefgh") for option in ("--prompt", text)]
+    code, _, notes = cli(
+        "generate", *tiny, "--raw", "--max-tokens", 1, "--max-num-seqs", 1, "--block-size", 4, "--explain-cache", *asked
+    )
+    assert code == 0
+    first, second, third = re.findall(r"\[\d\] (\d of 8 prompt tokens from the cache.*)", notes)
+    assert first == "0 of 8 prompt tokens from the cache. No cached prompt goes on differently there."
+    assert second.startswith("4 of 8 prompt tokens from the cache. The prompt parts from the most similar cached one")
+    assert second.endswith("at token 4 of 8, after 'abcd': 'X' here, 'e' there.")
+    assert third == "7 of 8 prompt tokens from the cache. All that can be: the last one is always computed."

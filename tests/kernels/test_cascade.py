@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -16,35 +14,11 @@ from torch import Tensor
 from looseleaf.kernels import AttentionBatch, native
 from looseleaf.kernels.cpu import CpuKVCache
 from looseleaf.kernels.interface import Cascade
+from native_case import every_dtype, every_isa, threads
 
 pytestmark = pytest.mark.skipif(native._find_library() is None, reason="the native extension was not built")
 
 PARTITION = 256
-DTYPES = (torch.float32, torch.bfloat16, torch.int8)
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16", "int8"])
-
-
-def every_isa(test: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.usefixtures("isa")(pytest.mark.parametrize("isa", ISAS, indirect=True)(test))
-
-
-@pytest.fixture
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param not in native.available_isas():
-        pytest.skip(f"this machine has no {request.param}")
-    with native.use_isa(request.param):
-        yield request.param
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

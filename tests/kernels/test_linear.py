@@ -23,12 +23,12 @@ from looseleaf.kernels.linear import (
     pack_gguf,
     pack_gguf_gate_up,
 )
+from native_case import ISAS
 
 pytestmark = pytest.mark.skipif(
     native._find_library() is None, reason="the native extension was not built on this machine"
 )
 
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 TYPES: tuple[WeightType, ...] = ("float32", "bfloat16", "int8")
 FORMATS: tuple[GgufFormat, ...] = ("Q8_0", "Q4_0", "Q4_1", "Q4_K")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -20,35 +18,10 @@ from looseleaf.kernels.interface import AttentionBatch, KVCache
 from looseleaf.kernels.layout import block_bytes
 from looseleaf.kernels.reference import ReferenceKVCache, quantise
 from looseleaf.kernels.rotation import rotate, rotated_together
+from native_case import DTYPES, every_dtype, every_isa, threads
 from paged_case import PagedCase, plain_attention
 
 pytestmark = pytest.mark.skipif(native._find_library() is None, reason="the native extension was not built")
-
-DTYPES = (torch.float32, torch.bfloat16, torch.int8)
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16", "int8"])
-
-
-def every_isa(test: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.usefixtures("isa")(pytest.mark.parametrize("isa", ISAS, indirect=True)(test))
-
-
-@pytest.fixture
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param not in native.available_isas():
-        pytest.skip(f"this machine has no {request.param}")
-    with native.use_isa(request.param):
-        yield request.param
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def tolerance(isa: str, dtype: torch.dtype) -> float:
@@ -387,5 +360,11 @@ def test_the_operators_check_the_cache_they_are_given() -> None:
             torch.ops.looseleaf.kv_write(wrong, 0, key, key, slots, *layout)
     with pytest.raises(RuntimeError, match="head_dim must be from 1 to 256"):
         torch.ops.looseleaf.kv_write(storage, 0, key, key, slots, "int8", 16, 2, 257)
+    empty = torch.empty(1, 1, 0, dtype=torch.uint8)
+    for sizes in ((1 << 60, 1), (16, 1 << 60)):  # their bytes overflow to 0
+        with pytest.raises(RuntimeError, match="must be from 1 to"):
+            torch.ops.looseleaf.kv_write(empty, 0, key[:, :1], key[:, :1], slots, "bfloat16", *sizes, 32)
+    with pytest.raises(RuntimeError, match="block_size must be from 1 to"):
+        torch.ops.looseleaf.kv_shared_runs(torch.zeros(1, 1, dtype=torch.int32), ints(300), ints(0, 1), (1 << 63) - 200)
     with pytest.raises(RuntimeError, match="KV dtype"):
         torch.ops.looseleaf.kv_write(storage, 0, key, key, slots, "int4", 16, 2, 32)

@@ -182,6 +182,8 @@ NONSENSE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "odd layer": ({"layers_to_transform": "first"}, InvalidAdapter, "'first'"),
     "pattern": ({"rank_pattern": [1]}, InvalidAdapter, "rank_pattern"),
     "expression": ({"rank_pattern": {"(q|k)_proj": 4}}, UnsupportedAdapter, "expression"),
+    "pattern that begins a name": ({"alpha_pattern": {"^q_proj": 4}}, UnsupportedAdapter, "no module"),
+    "pattern of nothing": ({"rank_pattern": {"q.proj": 4}}, UnsupportedAdapter, "no module"),
     "pattern's rank": ({"rank_pattern": {"q_proj": -1}}, InvalidAdapter, "q_proj"),
     "pattern's alpha": ({"alpha_pattern": {"q_proj": None}}, InvalidAdapter, "q_proj"),
     "excluded": ({"exclude_modules": [None]}, InvalidAdapter, "exclude_modules"),

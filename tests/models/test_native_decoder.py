@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,21 +21,12 @@ from looseleaf.kernels.reference import ReferenceKVCache
 from looseleaf.models.decoder import CausalLM
 from looseleaf.models.loader import load_decoder_and_tokenizer, load_model
 from looseleaf.models.native_decoder import NativeCausalLM, fits_bfloat16
+from native_case import threads
 from tiny_model import tiny_model
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="the native extension was not built")
 
 WINDOWED: dict[str, Any] = {"qk_norm": True, "qkv_bias": True, "sliding_windows": (None, 3)}
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Step:
@@ -249,6 +239,11 @@ def test_a_decoder_that_lacks_weights_does_not_run():
     other = tiny_model(hidden_size=64)
     with pytest.raises(ValueError, match="norm"):
         decoder.set_layer(0, other.layers[0])
+
+
+def test_a_decoder_whose_heads_no_kernel_has_room_for_is_refused():
+    with pytest.raises(RuntimeError, match="head_dim must be from 1 to 256"):
+        torch.ops.looseleaf.decoder_create(16, 32, 16, 1, 1, 258, 1e-5, [0])
 
 
 def test_native_memory_goes_with_the_decoder():

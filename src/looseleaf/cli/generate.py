@@ -194,7 +194,10 @@ def cache_explanation(result: RequestOutput, tokenizer: Tokenizer) -> str:
     """What the prefix cache had of a prompt, and why not more."""
     from looseleaf.engine.prefix_caching import explain_divergence
 
-    found = f"{result.num_cached_tokens:,} of {counted(len(result.prompt_token_ids), 'prompt token')} from the cache."
+    length = len(result.prompt_token_ids)
+    found = f"{result.num_cached_tokens:,} of {counted(length, 'prompt token')} from the cache."
+    if result.num_cached_tokens == length - 1 and length > 1:
+        return f"{found} All that can be: the last one is always computed."
     return f"{found} {explain_divergence(result, tokenizer) or 'No cached prompt goes on differently there.'}"
 
 

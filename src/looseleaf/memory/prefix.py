@@ -13,7 +13,7 @@ from looseleaf.memory.interface import Blocks, CopyPairs, SequenceId
 
 TokenIds: TypeAlias = NDArray[np.int32]
 
-MAX_SCOPE_LENGTH = 1024
+MAX_SCOPE_LENGTH = 4096
 
 
 class Prefix:

@@ -98,9 +98,12 @@ def read_lora_config(raw: Mapping[str, Any], num_layers: int) -> LoraConfig:
     return LoraConfig(
         rank=_rank(raw.get("r"), "r"),
         alpha=_number(raw.get("lora_alpha"), "lora_alpha"),
-        rank_pattern={name: _rank(value, f"rank_pattern[{name!r}]") for name, value in _pattern(raw, "rank_pattern")},
+        rank_pattern={
+            name: _rank(value, f"rank_pattern[{name!r}]") for name, value in _pattern(raw, "rank_pattern", num_layers)
+        },
         alpha_pattern={
-            name: _number(value, f"alpha_pattern[{name!r}]") for name, value in _pattern(raw, "alpha_pattern")
+            name: _number(value, f"alpha_pattern[{name!r}]")
+            for name, value in _pattern(raw, "alpha_pattern", num_layers)
         },
         rank_stabilised=_flag(raw, "use_rslora"),
         targets=targets,
@@ -167,16 +170,27 @@ def _names(given: Any, key: str) -> frozenset[str]:
     return frozenset(given)
 
 
-def _pattern(raw: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+def _pattern(raw: Mapping[str, Any], key: str, num_layers: int) -> list[tuple[str, Any]]:
     given = raw.get(key) or {}
     if not isinstance(given, Mapping):
         raise InvalidAdapter(f"{key} is {given!r:.60}; an object is expected.")
-    entries = [(name.removeprefix("^").replace("\\.", "."), value) for name, value in given.items()]
-    for name, _ in entries:
-        if not _NAME.fullmatch(name):
+    modules = {module_name(layer, projection) for layer in range(num_layers) for projection in PROJECTIONS}
+    endings = {ending for module in modules for ending in _endings(module)}
+    entries = []
+    for name, value in given.items():
+        whole = name.startswith("^")
+        plain = name.removeprefix("^").replace("\\.", ".")
+        entries.append((plain, value))
+        if not _NAME.fullmatch(plain):
             raise UnsupportedAdapter(
                 f"{key} has the expression {name!r:.60}; only names of modules are supported.",
                 hint="Write each module's own entry, for example model.layers.0.self_attn.q_proj.",
+            )
+        # As an expression it could fit more than as a name: what fits nothing as a name is not passed over.
+        if plain not in (modules if whole else endings):
+            raise UnsupportedAdapter(
+                f"{key} names {name!r:.60}, which is no module that an adapter can change in this model.",
+                hint=f"The modules are called like {module_name(0, 'q_proj')}; without ^ the end of it is enough.",
             )
     return entries
 

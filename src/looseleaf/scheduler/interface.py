@@ -83,6 +83,8 @@ class Sequence:
     num_cached: int = 0
     """Tokens that came from the prefix cache when it was admitted last."""
     num_preemptions: int = 0
+    num_dropped: int = 0
+    """Computed tokens that its last preemption dropped."""
     precedence: tuple[float, ...] = ()
     """(place of its request, sample): the smaller runs first, the larger is preempted first. Set by the scheduler: its
     policy says what a place is; first come first served, the order of `add`."""

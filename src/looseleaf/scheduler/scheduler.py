@@ -366,7 +366,7 @@ class Scheduler:
                 request.num_cached_prompt_tokens = min(admission.num_cached, request.prompt_len)
                 request.divergence = admission.divergence
             if sequence.num_preemptions:
-                self.num_recomputed_tokens -= admission.num_cached
+                self.num_recomputed_tokens -= min(admission.num_cached, sequence.num_dropped)
         if self._shares is not None:
             self._shares.charge_prompt(sequence)
         self._waiting.take(sequence)
@@ -420,6 +420,7 @@ class Scheduler:
         self.num_preempted_tokens += dropped
         self.num_recomputed_tokens += dropped
         sequence.num_preemptions += 1
+        sequence.num_dropped = dropped
         sequence.num_computed = 0
         self._enqueue(sequence)
 
