@@ -183,6 +183,11 @@ def test_limits_of_a_tenant(server: Server) -> None:
         assert 1 <= int(over.headers["retry-after"]) <= 120
     with server.http("r-1") as client:
         error(client.post("/v1/completions", json=SHORT | {"priority": -1}), 400, "invalid_value")
+        with client.stream("POST", "/v1/completions", json=LONGER) as stream:
+            lines = stream.iter_lines()  # kept: one that is dropped closes the stream
+            next(lines)
+            error(client.post("/v1/completions", json=SHORT), 429, "rate_limit_exceeded")
+        wait_until(lambda: client.post("/v1/completions", json=SHORT).status_code == 200)
 
 
 def test_a_full_queue(server: Server) -> None:
@@ -298,7 +303,8 @@ def test_what_takes_too_long_is_ended(open_server: Callable[..., Server]) -> Non
 def test_a_second_signal_ends_it_at_once(open_server: Callable[..., Server]) -> None:
     server = open_server("--max-num-seqs", "2")
     with server.http() as client, client.stream("POST", "/v1/completions", json=LONGEST) as it:
-        next(it.iter_lines())
+        lines = it.iter_lines()  # kept: one that is dropped closes the stream
+        next(lines)
         server.tell(signal.SIGTERM)
         server.wait_for_line("Stopping")
         server.tell(signal.SIGINT)
