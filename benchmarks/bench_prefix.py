@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -51,14 +52,14 @@ def measure_prompts() -> bool:
         tokens = draw.integers(0, 49_152, PROMPT, np.int32)
         seq = memory.admit_prefix(Prefix(tokens)).seq
         memory.step = 1
-        register.append(PROMPT / seconds(lambda: memory.register(seq, tokens, PROMPT)) / 1e6)  # noqa: B023
+        register.append(PROMPT / seconds(partial(memory.register, seq, tokens, PROMPT)) / 1e6)
         memory.fill(np.array([seq]), PROMPT)
         memory.release(seq)
         memory.step = 2
         prefix = Prefix(tokens.copy())
-        lookup.append(PROMPT / seconds(lambda: memory.lookup(prefix)) / 1e6)  # noqa: B023
+        lookup.append(PROMPT / seconds(partial(memory.lookup, prefix)) / 1e6)
         prefix = Prefix(tokens.copy())
-        admit.append(1e6 * seconds(lambda: memory.admit_prefix(prefix)))  # noqa: B023
+        admit.append(1e6 * seconds(partial(memory.admit_prefix, prefix)))
     print(f"Prompts of {PROMPT:,} tokens, blocks of {BLOCK_SIZE}")
     ok = show("registration, million tokens/s", register, least=LIMITS["register"])
     ok &= show("lookup, million tokens/s", lookup, least=LIMITS["lookup"])

@@ -316,13 +316,9 @@ class Engine:
         # First of all: a plan also carries copies for sequences that are not in it, and must not fail before them.
         if plan.copies.source.size:
             self.kv_cache.copy_blocks(*(torch.from_numpy(ids) for ids in plan.copies))
-        for sequence in plan.preempted:
-            self._seating.leave(sequence)
-            self._renew_prefix(sequence)
+        self._follow_moves(plan)
         for sequence in plan.admitted:
             self._seating.take(sequence)
-        for request in plan.formed:
-            self._seating.bind_beams(request)
         if not plan:
             return []
         if self.on_plan is not None:
@@ -417,12 +413,8 @@ class Engine:
 
     def _drop(self, plan: StepPlan) -> None:
         """A plan that could not be run, or not to the end: its requests end, the scheduler goes on."""
-        # What `_advance` may not have come to: sequences that are not in the plan will run on the strength of it.
-        for sequence in plan.preempted:
-            self._seating.leave(sequence)
-            self._renew_prefix(sequence)
-        for request in plan.formed:
-            self._seating.bind_beams(request)
+        # `_advance` may not have come to it, and sequences that are not in the plan will run on the strength of it.
+        self._follow_moves(plan)
         for request_id in dict.fromkeys(sequence.request.request_id for sequence in plan.sequences):
             self._undelivered += self.abort(request_id)
         with suppress(StepOutOfOrder):  # it was committed, or is empty
@@ -433,6 +425,14 @@ class Engine:
         del self._requests[running.request.request_id]
         for entry in running.samples:
             del self._samples[entry.sequence]
+
+    def _follow_moves(self, plan: StepPlan) -> None:
+        """Seats and prefixes of sequences that lost their memory or came by other; no harm if it is done twice."""
+        for sequence in plan.preempted:
+            self._seating.leave(sequence)
+            self._renew_prefix(sequence)
+        for request in plan.formed:
+            self._seating.bind_beams(request)
 
     def _renew_prefix(self, sequence: Sequence) -> None:
         """What it has generated is found again too, when it comes back."""

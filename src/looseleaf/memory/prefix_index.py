@@ -128,8 +128,8 @@ class PrefixIndex:
         rest = numbers[done:]
         # One batch, unless keys collide within it: then each makes the one before it give way.
         together = len(rest) if len(set(rest)) == len(rest) else 1
-        for start in range(done, count, together or 1):
-            part = slice(start, start + together)
+        for first in range(done, count, together or 1):
+            part = slice(first, first + together)
             # What else has these keys belongs to chains that have lost their beginning.
             stale = [self._block_of_key[number] for number in numbers[part] if number in self._block_of_key]
             self.forget(stale)
