@@ -1,0 +1,29 @@
+"""Why no plan can be made. Each says what is missing, and what to give instead."""
+
+from __future__ import annotations
+
+from looseleaf.errors import ConfigurationError, ModelError
+
+
+class UnknownArchitecture(ModelError):
+    """The architecture is not known, so nothing is said about its memory; the message says what would be needed."""
+
+
+class InvalidModelShape(ModelError):
+    """The model's configuration lacks a number, or its numbers contradict one another."""
+
+
+class UnknownModelName(ModelError):
+    """Neither a configuration file nor a name that the planner knows."""
+
+
+class UnknownHardware(ConfigurationError):
+    """Neither a device that the planner knows nor an amount of memory."""
+
+
+class InvalidPlan(ConfigurationError):
+    """A setting of the plan makes no sense, alone or with this model."""
+
+
+class UnreadableLog(ConfigurationError):
+    """The log cannot be read, or holds no start-up line of an engine that is known."""
