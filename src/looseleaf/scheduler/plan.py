@@ -49,31 +49,39 @@ def build_plan(
     )
 
 
+def due_to_end(plan: StepPlan, decodes_at_last_token: list[Sequence]) -> list[Sequence]:
+    """The sequences for which the token that `plan` samples is the last allowed, in the plan's order."""
+    due = list(decodes_at_last_token)
+    for sequence in _first_samplers(plan):
+        if sequence.num_tokens + 1 >= sequence.request.final_len:
+            due += [sequence, *sequence.request.pending_forks]
+    return due
+
+
 def check_finished(plan: StepPlan, finished: AbstractSet[Sequence], decodes_at_last_token: list[Sequence]) -> None:
     """Raise `InvalidCommit` unless `finished` sampled a token in `plan`, or ended since, and includes
     every sequence that may have no token more."""
-    due = decodes_at_last_token
     sampled = set(plan.sequences[: plan.num_decodes]) if finished else set()
-    for sequence, samples in zip(
-        plan.sequences[plan.num_decodes :], plan.num_samples[plan.num_decodes :].tolist(), strict=True
-    ):
-        if samples and sequence.state is SequenceState.RUNNING:
-            group = [sequence, *sequence.request.pending_forks]
-            sampled.update(group)
-            if sequence.num_tokens + 1 >= sequence.request.final_len:
-                due = due + group
+    for sequence in _first_samplers(plan) if finished else ():
+        sampled.update((sequence, *sequence.request.pending_forks))
     for sequence in finished:
         if sequence not in sampled and sequence.state is not SequenceState.FINISHED:
             raise InvalidCommit(
                 f"Step {plan.step} sampled no token of {sequence}, which is reported as finished.",
                 hint="End a request outside its step with abort().",
             )
-    for sequence in due:
+    for sequence in due_to_end(plan, decodes_at_last_token):
         if sequence not in finished:
             raise InvalidCommit(
                 f"Step {plan.step} sampled the last token that {sequence} may have, number "
                 f"{sequence.request.final_len}, and it is not reported as finished."
             )
+
+
+def _first_samplers(plan: StepPlan) -> list[Sequence]:
+    """Those that complete their prefill in `plan` and have not ended since."""
+    chunks = zip(plan.sequences[plan.num_decodes :], plan.num_samples[plan.num_decodes :].tolist(), strict=True)
+    return [sequence for sequence, samples in chunks if samples and sequence.state is SequenceState.RUNNING]
 
 
 def _extended(array: NDArray[np.int32], values: list[int]) -> NDArray[np.int32]:

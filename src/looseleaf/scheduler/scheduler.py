@@ -25,7 +25,7 @@ from looseleaf.scheduler.beams import BeamGroups, Parents, check_parents, sample
 from looseleaf.scheduler.errors import StepOutOfOrder
 from looseleaf.scheduler.interface import Request, SchedulerConfig, Sequence, SequenceState, StepPlan, by_precedence
 from looseleaf.scheduler.limits import check_request, largest_beams, largest_request
-from looseleaf.scheduler.plan import build_plan, check_finished
+from looseleaf.scheduler.plan import build_plan, check_finished, due_to_end
 from looseleaf.scheduler.policy import FairShares, last_of, make_policy
 from looseleaf.scheduler.queue import FairQueue, WaitingQueue
 from looseleaf.scheduler.running import DecodeSet
@@ -200,6 +200,10 @@ class Scheduler:
             formed=formed,
         )
         return self._plan
+
+    def due(self, plan: StepPlan) -> list[Sequence]:
+        """The sequences for which the token that `plan`, which is in flight, samples is the last they may have."""
+        return due_to_end(plan, self._decoding.at_last_token(plan.step))
 
     def commit(
         self,

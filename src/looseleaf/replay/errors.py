@@ -1,0 +1,13 @@
+"""What can go wrong in a replay."""
+
+from __future__ import annotations
+
+from looseleaf.errors import LooseleafError
+
+
+class ReplayError(LooseleafError):
+    """Root of the lab's own errors."""
+
+
+class ReplayStuck(ReplayError):
+    """Requests wait and nothing will ever let them run: a fault of the scheduler or the memory, never of a trace."""

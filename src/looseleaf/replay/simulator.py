@@ -1,0 +1,190 @@
+"""Replays a trace: the scheduler and the memory manager that serve, driven by a clock instead of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from looseleaf.errors import RequestTooLarge
+from looseleaf.memory import make_manager
+from looseleaf.memory.manager import BlockManager
+from looseleaf.replay.config import ReplayConfig
+from looseleaf.replay.cost import StepCost
+from looseleaf.replay.errors import ReplayStuck
+from looseleaf.replay.live_requests import LiveRequests
+from looseleaf.replay.request_log import RequestLog
+from looseleaf.replay.result import ReplayResult, Totals, summed
+from looseleaf.replay.timeline import Reason, StepState, Timeline
+from looseleaf.scheduler import Scheduler, StepPlan
+
+if TYPE_CHECKING:
+    from looseleaf.replay.trace import Trace, TraceRequest
+
+Progress = Callable[[int, float], None]
+"""Told, now and then, how many requests have ended and what time it is."""
+
+_REQUESTS_PER_REPORT = 256
+
+
+def replay(
+    trace: Trace,
+    config: ReplayConfig,
+    cost: StepCost,
+    *,
+    progress: Progress | None = None,
+    keep_requests: bool = True,
+    single_steps: bool = False,
+) -> ReplayResult:
+    """Serve all requests of `trace` and say what happened.
+
+    `keep_requests`: one row for each; without it memory stays flat however many there are. `single_steps`: plan every
+    step, also where several would go the same way; the result is the same, to the bit.
+    Raises `RequestTooLarge` for what could never run, if the configuration says so.
+    """
+    return _Replay(trace, config, cost, progress, keep_requests, single_steps).run()
+
+
+class _Replay:
+    def __init__(
+        self,
+        trace: Trace,
+        config: ReplayConfig,
+        cost: StepCost,
+        progress: Progress | None,
+        keep_requests: bool,
+        single_steps: bool,
+    ) -> None:
+        self._trace = trace
+        self._config = config
+        self._cost = cost
+        self._progress = progress
+        self._single_steps = single_steps
+        limits = config.scheduler
+        longest = -(-limits.max_model_len // config.block_size)
+        self._memory = make_manager(
+            config.allocator,
+            config.num_blocks,
+            config.block_size,
+            limits.max_num_seqs,
+            min(longest, config.num_blocks),
+            max_model_len=min(limits.max_model_len, config.num_blocks * config.block_size),
+        )
+        self._scheduler = Scheduler(limits, self._memory)
+        self._log = RequestLog(keep=keep_requests)
+        self._timeline = Timeline(config.timeline_rows)
+        self._totals = Totals()
+        self._live = LiveRequests(self._memory, self._log, shares=config.shares_prefixes)
+        self._itl = self._log.histograms["itl"]
+        self._now = 0.0
+        self._num_added = 0
+
+    def run(self) -> ReplayResult:
+        arrivals = iter(self._trace.requests())
+        coming = next(arrivals, None)
+        reported = 0
+        while coming is not None or self._scheduler.has_unfinished():
+            if coming is not None and not self._scheduler.has_unfinished():
+                self._now = max(self._now, coming.arrival)
+            while coming is not None and coming.arrival <= self._now:
+                self._add(coming)
+                coming = next(arrivals, None)
+            if self._scheduler.has_unfinished():
+                self._step()
+            if self._progress is not None and self._log.num_finished >= reported + _REQUESTS_PER_REPORT:
+                reported = self._log.num_finished
+                self._progress(reported, self._now)
+        return self._result()
+
+    def _add(self, request: TraceRequest) -> None:
+        scope = request.tenant if self._config.isolate_tenants else ""
+        self._num_added += 1
+        try:
+            self._live.add(request, self._scheduler, number=self._num_added, scope=scope)
+        except RequestTooLarge:
+            if self._config.too_large == "fatal":
+                raise
+            self._totals.refused += 1
+
+    def _step(self) -> None:
+        scheduler = self._scheduler
+        plan = scheduler.schedule(self._now)
+        self._live.preempted(plan.preempted, self._now)
+        self._totals.copies += len(plan.copies.source)
+        if not plan:
+            if not plan.preempted:
+                raise ReplayStuck(
+                    f"{scheduler.num_waiting} sequences wait at {self._now:.3f} s and none can be admitted to an empty "
+                    "pool.",
+                    hint="This is a fault of the scheduler: please report it with the trace and the settings.",
+                )
+            return
+        self._live.admitted(plan.admitted, self._now)
+        seconds = self._seconds(plan)
+        self._timeline.add(self._now, seconds, self._state(plan), self._reason())
+        self._now += seconds
+        self._totals.steps += 1
+        self._live.sampled(plan, seconds, self._now)
+        due = scheduler.due(plan)
+        self._live.ending(due)
+        scheduler.commit(plan, due, self._now)
+        self._live.decoded(plan)
+        self._live.ended(due, self._now)
+
+    def _seconds(self, plan: StepPlan) -> float:
+        num_tokens = plan.num_tokens
+        self._totals.computed_tokens += num_tokens
+        scheduled = plan.num_scheduled.astype(np.int64)
+        contexts = plan.num_computed + scheduled
+        # Query i of a chunk looks at all before the chunk and at i + 1 of its own.
+        pairs = scheduled * contexts - scheduled * (scheduled - 1) // 2
+        return self._cost.seconds(
+            num_tokens=num_tokens,
+            num_seqs=len(plan.sequences),
+            num_sampled=int(plan.num_samples.sum()),
+            context_tokens=int(contexts.sum()),
+            attention_pairs=int(pairs.sum()),
+        )
+
+    def _state(self, plan: StepPlan) -> StepState:
+        """As the step ends: what it computes has become tokens."""
+        usage, totals = self._memory.usage(), self._totals
+        running, waiting = self._scheduler.num_running, self._scheduler.num_waiting
+        held = usage.total - usage.free
+        totals.peak_blocks = max(totals.peak_blocks, held // self._config.block_size)
+        totals.peak_running = max(totals.peak_running, running)
+        totals.peak_waiting = max(totals.peak_waiting, waiting)
+        return StepState(
+            token_states=usage.token_states + plan.num_tokens,
+            reserved=usage.reserved - plan.num_tokens,
+            internal_fragmentation=usage.internal_fragmentation,
+            free=usage.free,
+            cached=usage.cached,
+            saved_by_sharing=usage.saved_by_sharing,
+            running=running,
+            waiting=waiting,
+            table_blocks=(held + usage.saved_by_sharing) // self._config.block_size,
+        )
+
+    def _reason(self) -> Reason:
+        return self._scheduler.waiting_reason or "arrivals"
+
+    def _result(self) -> ReplayResult:
+        totals, scheduler = self._totals, self._scheduler
+        totals.requests = self._log.num_finished
+        totals.makespan = self._now
+        for tenant in self._log.tenants.values():
+            totals.prompt_tokens += tenant.prompt_tokens
+            totals.output_tokens += tenant.output_tokens
+            totals.cached_prompt_tokens += tenant.cached_tokens
+        totals.preemptions = scheduler.num_preemptions
+        totals.preempted_tokens = scheduler.num_preempted_tokens
+        totals.recomputed_tokens = scheduler.num_recomputed_tokens
+        if isinstance(self._memory, BlockManager):
+            counts = self._memory.cache_counts()
+            totals.prefix_query_tokens, totals.prefix_hit_tokens = counts.query_tokens, counts.hit_tokens
+            totals.evictions = counts.evictions
+        summed(self._timeline, totals, self._config.num_blocks * self._config.block_size)
+        settings = {"trace": self._trace.name, "config": self._config.describe(), "cost": self._cost.describe()}
+        return ReplayResult(settings, totals, self._log, self._timeline)
