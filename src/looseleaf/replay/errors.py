@@ -11,3 +11,11 @@ class ReplayError(LooseleafError):
 
 class ReplayStuck(ReplayError):
     """Requests wait and nothing will ever let them run: a fault of the scheduler or the memory, never of a trace."""
+
+
+class InvalidTrace(ReplayError):
+    """A trace cannot be read: no file, an unknown format, lines that make no sense, or no request at all."""
+
+
+class InvalidSpec(ReplayError):
+    """The description of a generated trace makes no sense."""
