@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from looseleaf import __version__
-from looseleaf.cli import bench, chat, env, generate, models, quality, serve, show_memory
+from looseleaf.cli import bench, chat, env, generate, models, plan, quality, serve, show_memory
 from looseleaf.cli.waiting import limit_spinning
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ serve.register(app)
 bench.register(app)
 show_memory.register(app)
 quality.register(app)
+plan.register(app)
 models.register(app)
 env.register(app)
 

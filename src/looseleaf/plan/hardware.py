@@ -31,7 +31,8 @@ class Hardware:
     `memory_bytes`: what programs see (less than what is sold, on GPUs); None for a processor whose memory depends on
     the machine. `bandwidth`: bytes per second to its memory, as published. `flops`: dense peak FLOP/s by dtype.
     `*_efficiency`: the share of the published figure that good kernels reach. `step_overhead`: seconds of a step that
-    neither memory nor arithmetic explains: launches, scheduling, sampling.
+    neither memory nor arithmetic explains: launches, scheduling, sampling. `runtime_reserve`: bytes that the driver's
+    context, captured graphs and the allocator take; what an engine on an RTX 4090 was seen to leave unexplained.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Hardware:
     bandwidth_efficiency: float = 0.9
     compute_efficiency: float = 0.7
     step_overhead: float = 0.0
-    note: str = ""
+    runtime_reserve: int = 0
 
     def peak_flops(self, dtype: str) -> float | None:
         """FLOP/s for multiplications in `dtype`; what lacks a unit for it runs in a wider type."""
