@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Protocol
 
 from looseleaf.replay.errors import InvalidTrace
+from looseleaf.replay.readers.benchmark import Benchmark
+from looseleaf.replay.readers.csv_lines import Csv, azure, burstgpt
 from looseleaf.replay.readers.head import Head
+from looseleaf.replay.readers.parquet import Parquet
 from looseleaf.replay.readers.request_lines import RequestLines
+from looseleaf.replay.readers.request_log import RequestLog
 from looseleaf.replay.readers.sessions import Sessions
+from looseleaf.replay.readers.sharegpt import ShareGpt
 from looseleaf.replay.readers.source import read_head
 from looseleaf.replay.readers.table import TableBuilder
 from looseleaf.replay.trace import BadLines, Tokenize, Trace
@@ -28,12 +33,23 @@ def read(
     path: Path,
     *,
     format: str | None,
-    columns: Mapping[str, str] | None,  # noqa: ARG001
-    tokenizer: Tokenize | None,  # noqa: ARG001
+    columns: Mapping[str, str] | None,
+    tokenizer: Tokenize | None,
     bad_lines: BadLines,
 ) -> Trace:
     """As `looseleaf.replay.trace.read_trace`."""
-    readers: list[Reader] = [RequestLines(), Sessions()]
+    lowered = columns and {meaning: name.strip().lower() for meaning, name in columns.items()}
+    readers: list[Reader] = [
+        Parquet(columns),
+        RequestLines(),
+        Sessions(),
+        Benchmark(),
+        ShareGpt(tokenizer),
+        ShareGpt(tokenizer, turns="all"),
+        RequestLog(tokenizer),
+        *([] if columns else [azure(), burstgpt()]),
+        Csv("csv", lowered),
+    ]
     reader = choose(readers, path, format)
     table = TableBuilder(path, bad_lines)
     reader.read(path, table)

@@ -32,10 +32,17 @@ class Head:
         return found if isinstance(found, dict) else {}
 
     @cached_property
+    def separator(self) -> str:
+        """Of a CSV file's columns."""
+        return max(",;\t", key=lambda each: self.first_line.count(each.encode()))
+
+    @cached_property
     def header(self) -> tuple[str, ...]:
         """The first line, if it may be the names of columns; in lower case."""
+        if self.text.startswith((b"{", b"[")):
+            return ()
         try:
-            row = next(csv.reader([self.first_line.decode()]), [])
+            row = next(csv.reader([self.first_line.decode()], delimiter=self.separator), [])
         except (UnicodeDecodeError, csv.Error):
             return ()
         return tuple(name.strip().lower() for name in row) if len(row) > 1 else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,9 @@ LARGEST_IN_MEMORY = 48 << 20
 """Bytes of frames; more goes to files, as many at a time."""
 LONGEST = 2**31 - 1
 """Tokens of a request."""
+EPOCH = 1e8
+"""Seconds: times from here on are counted from 1970."""
+_CLOCKS = (("nanoseconds", 1e-9), ("microseconds", 1e-6), ("milliseconds", 1e-3))
 ENOUGH = 1000
 """Bad lines after which a reading that they end does not go on."""
 
@@ -33,15 +36,15 @@ class TableTrace(Trace):
     """A trace in frames, or in Parquet files with the columns of one."""
 
     parts: list[pl.DataFrame | Path]
+    beginning: float = field(default=0.0, kw_only=True)
+    """Where the times in the parts begin."""
     folder: tempfile.TemporaryDirectory[str] | None = field(default=None, kw_only=True)
     """Where the files are, if they are ours: it goes with the trace."""
 
     def batches(self) -> Iterator[pl.DataFrame]:
         for part in self.parts:
-            if isinstance(part, pl.DataFrame):
-                yield from part.iter_slices(BATCH)
-            else:
-                yield from frames_of(part)
+            for frame in part.iter_slices(BATCH) if isinstance(part, pl.DataFrame) else frames_of(part):
+                yield frame.with_columns(pl.col("arrival") - self.beginning) if self.beginning else frame
 
 
 def frames_of(path: Path) -> Iterator[pl.DataFrame]:
@@ -54,8 +57,10 @@ def frames_of(path: Path) -> Iterator[pl.DataFrame]:
 class TableBuilder:
     """Takes the requests that a reader finds, line by line or as frames, and makes a trace of them."""
 
-    def __init__(self, path: Path, bad_lines: BadLines) -> None:
+    def __init__(self, path: Path, bad_lines: BadLines, *, keep: bool = True) -> None:
+        """`keep`: False to check and count only."""
         self.path = path
+        self._keep = keep
         self.unit: int | None = None
         self.notes: list[str] = []
         self._fatal = bad_lines == "fatal"
@@ -68,6 +73,9 @@ class TableBuilder:
         self._spilled: list[Path] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._num_requests = 0
+        self._is_absolute = False
+        self._seconds = 0.0  # per unit of the file's times; 0: not known yet
+        self._earliest = np.inf
         self._latest = -np.inf
         self._late = 0
         self._first_late = 0
@@ -114,6 +122,18 @@ class TableBuilder:
         ]
         self._take(frame.with_columns(missing).select(pl.col(name).cast(kind) for name, kind in TABLE.items()))
 
+    def add_file(self, frames: Callable[[], Iterator[pl.DataFrame]]) -> None:
+        """As `add_frame`, for a Parquet file that holds them: it is not copied unless something is wrong with it."""
+        trial = TableBuilder(self.path, "skip", keep=False)
+        for frame in frames():
+            trial.add_frame(frame)
+        if trial._num_bad or trial._late or trial._seconds != 1:
+            for frame in frames():
+                self.add_frame(frame)
+        elif trial._num_requests:
+            self._num_requests = trial._num_requests
+            self._spilled.append(self.path)
+
     def finish(self, format: str) -> Trace:
         """The trace. Raises `InvalidTrace` where a bad line is fatal, or nothing is left."""
         self._flush()
@@ -124,11 +144,9 @@ class TableBuilder:
             raise InvalidTrace(f"{self.path} holds no request{skipped}.", hint="Check the file and its format.")
         if self._late:
             self.notes.append(
-                f"{self._late:,} requests stand below a later one, the first in line {self._first_late}: "
-                "the trace was put in order of arrival."
+                f"Put in order of arrival: lines that come below a later one: {self._late:,}, the first is "
+                f"line {self._first_late}."
             )
-            if self._spilled:
-                self._spill()
         parts: list[pl.DataFrame | Path] = [*self._spilled, *self._frames]
         if self._late:
             parts = self._in_order()
@@ -138,6 +156,7 @@ class TableBuilder:
             unit=self.unit,
             origin=TraceOrigin(format, tuple(self._bad.values()), tuple(self.notes)),
             parts=parts,
+            beginning=float(self._earliest) if self._is_absolute else 0.0,
             folder=self._folder,
         )
 
@@ -148,17 +167,11 @@ class TableBuilder:
             self._rows, self._runs = [], []
 
     def _take(self, frame: pl.DataFrame) -> None:
-        total = pl.col("prompt_tokens").cast(pl.Int64) + pl.col("num_samples").cast(pl.Int64) * pl.col("output_tokens")
-        arrival, prompt, output = pl.col("arrival"), pl.col("prompt_tokens"), pl.col("output_tokens")
-        reason = (
-            pl.when(arrival.is_null() | ~arrival.is_finite()).then(pl.lit("the arrival is no time"))
-            .when(arrival < 0).then(pl.lit("the arrival is before the beginning of the trace"))
-            .when(prompt.is_null() | (prompt < 1)).then(pl.lit("the prompt has no tokens"))
-            .when(output.is_null() | (output < 0)).then(pl.lit("the number of output tokens is missing or negative"))
-            .when(output == 0).then(pl.lit("the output has no tokens"))
-            .when(total > LONGEST).then(pl.lit(f"prompt and output are longer than {LONGEST:,} tokens"))
-        )  # fmt: skip
-        frame = frame.with_columns(reason.alias("reason"))
+        if not self._seconds:
+            self._set_clock(frame["arrival"])
+        if self._seconds != 1:
+            frame = frame.with_columns(pl.col("arrival") * self._seconds)
+        frame = frame.with_columns(self._reason().alias("reason"))
         wrong = frame.filter(pl.col("reason").is_not_null())
         if len(wrong):
             counts = wrong.group_by("reason", maintain_order=True).agg(pl.len(), pl.col("line").first())
@@ -168,10 +181,41 @@ class TableBuilder:
         if len(frame):
             self._note_order(frame)
             self._num_requests += len(frame)
-            self._frames.append(frame.select(list(COLUMNS)))
-            self._bytes += int(self._frames[-1].estimated_size())
+            if self._keep:
+                self._frames.append(frame.select(list(COLUMNS)))
+                self._bytes += int(self._frames[-1].estimated_size())
             if self._bytes > LARGEST_IN_MEMORY:
                 self._spill()
+
+    def _set_clock(self, arrivals: pl.Series) -> None:
+        """Times may be seconds since 1970, too, or what is shorter than a second."""
+        known = arrivals.drop_nulls()
+        first = float(known[0]) if len(known) else 0.0
+        self._is_absolute, self._seconds = EPOCH <= first < float("inf"), 1.0
+        for unit, seconds in _CLOCKS:
+            if EPOCH <= first * seconds < float("inf"):
+                self._seconds = seconds
+                self.notes.append(f"Times were read as {unit} since 1970.")
+                break
+
+    def _reason(self) -> pl.Expr:
+        """Why a row cannot be used; null where it can."""
+        arrival, prompt, output = pl.col("arrival"), pl.col("prompt_tokens"), pl.col("output_tokens")
+        runs, samples, firsts = pl.col("run_lengths"), pl.col("num_samples"), pl.col("run_firsts")
+        is_early = (arrival < 0) & (not self._is_absolute)
+        total = prompt.cast(pl.Int64) + samples.cast(pl.Int64) * output
+        return (
+            pl.when(arrival.is_null() | ~arrival.is_finite()).then(pl.lit("the arrival is no time"))
+            .when(is_early).then(pl.lit("the arrival is before the beginning of the trace"))
+            .when(prompt.is_null() | (prompt < 0)).then(pl.lit("the number of prompt tokens is missing or negative"))
+            .when(prompt == 0).then(pl.lit("the prompt has no tokens"))
+            .when(output.is_null() | (output < 0)).then(pl.lit("the number of output tokens is missing or negative"))
+            .when(output == 0).then(pl.lit("the output has no tokens"))
+            .when(samples.is_null() | (samples < 1)).then(pl.lit("the number of samples is below 1"))
+            .when(total > LONGEST).then(pl.lit(f"prompt and outputs are longer than {LONGEST:,} tokens"))
+            .when((runs.list.sum() != prompt) | (runs.list.min() < 1)).then(pl.lit("the runs are not its length"))
+            .when((firsts.list.min() < 0) | (firsts.list.len() != runs.list.len())).then(pl.lit("an id is negative"))
+        )  # fmt: skip
 
     def _note_order(self, frame: pl.DataFrame) -> None:
         arrivals = frame["arrival"].to_numpy()
@@ -181,6 +225,7 @@ class TableBuilder:
             self._first_late = int(frame["line"][int(late[0])])
         self._late += len(late)
         self._latest = max(float(before[-1]), float(arrivals[-1]))
+        self._earliest = min(self._earliest, float(arrivals.min()))
 
     def _spill(self) -> None:
         if not self._frames:
@@ -192,9 +237,9 @@ class TableBuilder:
         self._frames, self._bytes = [], 0
 
     def _in_order(self) -> list[pl.DataFrame | Path]:
-        if not self._spilled:
+        if self._folder is None:
             return [pl.concat(self._frames).sort("arrival", maintain_order=True)]
-        assert self._folder is not None
+        self._spill()
         # Each piece of the time axis holds about as much as one file.
         arrivals = pl.concat([pl.read_parquet(path, columns=["arrival"]) for path in self._spilled])["arrival"].sort()
         marks = arrivals.gather([len(arrivals) * i // len(self._spilled) for i in range(1, len(self._spilled))])
