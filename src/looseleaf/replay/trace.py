@@ -4,9 +4,9 @@ A trace is a sequence of requests in order of arrival. It knows lengths and time
 no text. It comes in batches (`Trace.batches`, frames with the columns of `COLUMNS`) or one by one (`Trace.requests`),
 as often as wanted, and never lies in memory as a whole unless it is small.
 
-Which prompts begin alike is told by virtual token ids: two prompts have the same token at a place exactly if they
-have the same id there. A prompt is a few runs of consecutive ids, each a first id and a length. Ids are 0 to 2³¹ − 1;
-negative ones are left to whoever replays a trace, for the tokens that are generated.
+Which prompts begin alike is told by virtual token ids: two prompts have as many tokens in common, from their
+beginning, as they have ids. A prompt is a few runs of consecutive ids, each a first id and a length. Ids are 0 to
+2³¹ − 1; negative ones are left to whoever replays a trace, for the tokens that are generated.
 """
 
 from __future__ import annotations

@@ -39,9 +39,7 @@ class Csv:
         if self.format == "burstgpt" and "session id" in names:
             columns["session"] = "session id"
         for chunk, lines in chunks_of(path):
-            frame = _parse(path, chunk, _unique(names), head.separator).rename(
-                dict(zip(map(str, range(len(names))), _unique(names), strict=True))
-            )
+            frame = _parse(path, chunk, _unique(names), head.separator)
             if len(frame) != len(lines):  # quoted line breaks: rows are counted instead of lines
                 lines = np.arange(len(frame)) + lines[0]
             table.add_frame(as_table(frame.with_columns(pl.Series("line", lines)), columns))

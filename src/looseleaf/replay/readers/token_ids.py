@@ -41,12 +41,12 @@ class TokenIds:
         return first
 
     def private(self, count: int) -> tuple[int, int]:
-        """A run that shares nothing. After half a billion such tokens their ids are used again."""
+        """A run that no other prompt continues with: its first id is new. (The ids after it may be in use, but prompts
+        that differ in a token have no beginning in common after it.)"""
         if self._next_private + count > END:
             self._next_private = PRIVATE
-        first = self._next_private
-        self._next_private += count
-        return first, count
+        self._next_private += 1
+        return self._next_private - 1, count
 
 
 def chain(ids: Iterable[tuple[int, int]], unit: int, prompt_tokens: int, tokens: TokenIds) -> Runs | None:
