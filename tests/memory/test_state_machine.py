@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from soak import soak
 from trial import Geometry, Trial, admit, append, fill, fork, release, truncate
 
-from looseleaf.memory import AuditError, BlockManager
+from looseleaf.memory import AuditError
 
 
 class Drawn:
@@ -87,10 +87,10 @@ def test_soak() -> None:
 
 
 def test_the_soak_notices_a_block_that_is_not_copied_on_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    def copy_nothing(_self: object, copied: Any, _blocks: Any) -> Any:
+    def copy_nothing(_pool: object, copied: Any, _blocks: Any) -> Any:
         return copied[:0]
 
-    monkeypatch.setattr(BlockManager, "_without_keepers", copy_nothing)
+    monkeypatch.setattr("looseleaf.memory.growth._without_keepers", copy_nothing)
     with pytest.raises(AuditError) as failure:
         soak(5_000, seed=1)
     assert "of seed 1: paged" in failure.value.__notes__[0]

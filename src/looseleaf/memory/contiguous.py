@@ -150,6 +150,21 @@ class ContiguousManager(SequenceMemory):
         self._tables.lengths[rows] = lengths
         return NO_COPIES
 
+    def appendable_steps(self, seqs: SequenceIds, most: int) -> int:
+        """How many calls of `append` with these sequences and one token would succeed; at most `most`."""
+        most = checked_count("most", most)
+        rows = self._tables.rows(seqs)
+        if len(rows) == 0:
+            return most
+        lengths = self._tables.lengths.take(rows)
+        room = self._tables.num_blocks.take(rows).astype(np.int64) * self.block_size - lengths
+        return min(most, int(room.min()), self.max_tokens_per_seq - int(lengths.max()))
+
+    def append_steps(self, seqs: SequenceIds, num_steps: int) -> tuple[CopyPairs, NDArray[np.int64]]:
+        """What so many calls of `append` with one token would do; the regions have the blocks already."""
+        copies = self.append(seqs, num_steps)
+        return copies, np.zeros(num_steps, np.int64)
+
     def fork(
         self, seq: SequenceId, *, request_id: str = "", final_tokens: int | None = None
     ) -> tuple[SequenceId, CopyPairs]:

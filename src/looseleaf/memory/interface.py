@@ -138,6 +138,16 @@ class KVMemory(Protocol):
         """Grow each of the (distinct) sequences by `num_tokens` slots, all of them or none."""
         ...
 
+    def appendable_steps(self, seqs: SequenceIds, most: int) -> int:
+        """How many calls of `append` with these sequences and one token, and nothing in between, would succeed; at most
+        `most`."""
+        ...
+
+    def append_steps(self, seqs: SequenceIds, num_steps: int) -> tuple[CopyPairs, NDArray[np.int64]]:
+        """What so many calls of `append` with one token would do, all of them or none: every block comes to lie where
+        it would. Returns the copies, all of the first call, and the blocks that each call takes."""
+        ...
+
     def fill(self, seqs: SequenceIds, num_tokens: NDArray[np.int32] | int) -> None:
         """Record that the next `num_tokens` tokens of each sequence have been computed."""
         ...

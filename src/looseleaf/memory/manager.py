@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from looseleaf.errors import ConfigurationError
 from looseleaf.memory.base import SequenceMemory, parallel
 from looseleaf.memory.errors import InvalidSize, OutOfBlocks
 from looseleaf.memory.events import Allocate, Copy, EventStream, Evict, Register, Share
+from looseleaf.memory.growth import Growth, plan_growth, possible_steps
 from looseleaf.memory.interface import NO_COPIES, Blocks, CopyPairs, SequenceId, SequenceIds, SlotUsage
 from looseleaf.memory.prefix import Admission, Prefix, PrefixMatch, TokenIds
 from looseleaf.memory.prefix_cache import CacheCounts, PrefixCache
@@ -19,8 +20,6 @@ from looseleaf.memory.sizes import books_of, checked_count
 from looseleaf.memory.tables import Rows
 
 DEFAULT_PINNED_SHARE = 0.25
-
-_NOWHERE: Rows = np.empty(0, np.int64)
 
 
 class BlockManager(SequenceMemory):
@@ -201,32 +200,41 @@ class BlockManager(SequenceMemory):
         Raises `InvalidSize`, `UnknownSequence`, `DuplicateSequence` or `OutOfBlocks`.
         """
         growth = self._plan_growth(seqs, num_tokens)
-        tables = self._tables
         if growth.needed == 0:
-            tables.lengths[growth.rows] = growth.lengths
+            self._tables.lengths[growth.rows] = growth.lengths
             return NO_COPIES
-        self._require_free(growth.needed)
-        taken = self._pool.allocate(growth.needed)
-        copies = NO_COPIES
-        num_copies = len(growth.copied)
-        if num_copies:
-            copies = CopyPairs(growth.copied, taken[:num_copies])
-            tables.flat[growth.copy_at] = copies.destination
-            self._pool.unshare(copies.source)
-        fresh = taken[num_copies:]
-        owners = np.repeat(growth.rows, growth.missing)
-        if len(fresh):
-            # A row's new blocks follow those it holds: its k-th one goes k columns further.
-            ends = growth.missing.cumsum()
-            first = tables.num_blocks.take(growth.rows) - (ends - growth.missing)
-            columns = np.repeat(first, growth.missing) + np.arange(len(fresh))
-            tables.flat[owners * tables.width + columns] = fresh
-            tables.num_blocks[growth.rows] += growth.missing
-        tables.lengths[growth.rows] = growth.lengths
-        self._emit_evictions()
-        if self.events:
-            self._emit_growth(copies, growth.copy_at // tables.width, fresh, owners)
-        return copies
+        return self._grow(growth, *growth.entries())
+
+    def appendable_steps(self, seqs: SequenceIds, most: int) -> int:
+        """How many calls of `append` with these sequences and one token would succeed; at most `most`."""
+        most = checked_count("most", most)
+        rows = self._tables.rows(seqs)
+        if not len(rows):
+            return most
+        most = min(most, self.max_tokens_per_seq - int(self._tables.lengths.take(rows).max()))
+        return possible_steps(
+            plan_growth(self._tables, self._pool, self.block_size, rows, 1), self._pool.num_free, most
+        )
+
+    def append_steps(self, seqs: SequenceIds, num_steps: int) -> tuple[CopyPairs, NDArray[np.int64]]:
+        """What so many calls of `append` with one token would do, all of them or none; each block comes to lie where
+        it would.
+
+        Returns the copies, all of the first call, and the blocks that each call takes. Raises what `append` does.
+        """
+        growth = self._plan_growth(seqs, num_steps)
+        taken = np.zeros(num_steps, np.int64)
+        if growth.needed == 0:
+            self._tables.lengths[growth.rows] = growth.lengths
+            return NO_COPIES, taken
+        owners, columns = growth.entries()
+        # A block is begun by the call that appends its first token.
+        calls = columns * self.block_size - np.repeat(growth.lengths - num_steps, growth.missing)
+        order = np.argsort(calls, kind="stable")
+        copies = self._grow(growth, owners[order], columns[order])
+        np.add.at(taken, calls, 1)
+        taken[0] += len(copies.source)
+        return copies, taken
 
     def fork(
         self, seq: SequenceId, *, request_id: str = "", final_tokens: int | None = None
@@ -314,31 +322,34 @@ class BlockManager(SequenceMemory):
         if needed > self._pool.num_free:
             raise OutOfBlocks(needed, self._pool.num_free)
 
-    def _plan_growth(self, seqs: SequenceIds, num_tokens: int) -> _Growth:
+    def _plan_growth(self, seqs: SequenceIds, num_tokens: int) -> Growth:
         """Everything that `append` would do, changing nothing."""
         num_tokens = checked_count("num_tokens", num_tokens)
-        tables = self._tables
-        rows = tables.rows(seqs)
-        before = tables.lengths.take(rows)
-        lengths = self._grown(before, num_tokens)
-        held = tables.num_blocks.take(rows)
-        missing = (lengths - 1) // self.block_size + 1 - held
-        needed = int(missing.sum())
-        if self._pool.num_shared == 0:
-            return _Growth(rows, lengths, missing, needed, _NOWHERE, NO_COPIES.source)
-        tails = rows * tables.width + (held - 1)
-        blocks = tables.flat.take(tails)
-        copied = np.flatnonzero((self._pool.refcounts.take(blocks) > 1) & (before < held * self.block_size))
-        if len(copied):
-            copied = self._without_keepers(copied, blocks)
-        return _Growth(rows, lengths, missing, needed + len(copied), tails[copied], blocks[copied])
+        rows = self._tables.rows(seqs)
+        if np.count_nonzero(self._tables.lengths.take(rows) > self.max_tokens_per_seq - num_tokens):
+            self._require_addressable(int(self._tables.lengths.take(rows).max()) + num_tokens)
+        return plan_growth(self._tables, self._pool, self.block_size, rows, num_tokens)
 
-    def _without_keepers(self, at: Rows, tail_blocks: Blocks) -> Rows:
-        """Of the writers into shared blocks, those that must copy: when all holders write, the last one need not."""
-        blocks = tail_blocks[at]
-        written, last_from_end, writers = np.unique(blocks[::-1], return_index=True, return_counts=True)
-        all_write = writers == self._pool.refcounts[written]
-        return np.delete(at, len(at) - 1 - last_from_end[all_write])
+    def _grow(self, growth: Growth, owners: Rows, columns: Rows) -> CopyPairs:
+        """Carry it out; the blocks that are appended are taken in the order of `owners` and `columns`."""
+        tables = self._tables
+        self._require_free(growth.needed)
+        taken = self._pool.allocate(growth.needed)
+        copies = NO_COPIES
+        num_copies = len(growth.copied)
+        if num_copies:
+            copies = CopyPairs(growth.copied, taken[:num_copies])
+            tables.flat[growth.copy_at] = copies.destination
+            self._pool.unshare(copies.source)
+        fresh = taken[num_copies:]
+        if len(fresh):
+            tables.flat[owners * tables.width + columns] = fresh
+            tables.num_blocks[growth.rows] += growth.missing
+        tables.lengths[growth.rows] = growth.lengths
+        self._emit_evictions()
+        if self.events:
+            self._emit_growth(copies, growth.copy_at // tables.width, fresh, owners)
+        return copies
 
     def _emit_evictions(self) -> None:
         evicted = self._prefixes.evicted
@@ -375,15 +386,3 @@ class BlockManager(SequenceMemory):
         for entry in np.flatnonzero(pending & (holders[blocks] > 1) & ~entered):
             findings.append(f"row {rows[entry]} will write into block {blocks[entry]}, which another sequence holds")
         return findings
-
-
-class _Growth(NamedTuple):
-    """What one `append` does; the first three arrays are parallel to its sequences."""
-
-    rows: Rows
-    lengths: Blocks
-    missing: Blocks
-    needed: int
-    copy_at: Rows
-    """Flat positions in the table matrix whose blocks, `copied`, are replaced by copies."""
-    copied: Blocks

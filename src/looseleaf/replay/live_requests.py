@@ -12,6 +12,7 @@ from looseleaf.memory.interface import KVMemory
 from looseleaf.memory.prefix import Prefix
 from looseleaf.replay.request_log import FinishedRequest, RequestLog
 from looseleaf.scheduler import Request, Scheduler, Sequence, SequenceState, StepPlan
+from looseleaf.scheduler.runs import DecodeRun
 
 if TYPE_CHECKING:
     from looseleaf.replay.trace import TraceRequest
@@ -102,14 +103,19 @@ class LiveRequests:
             elif (last := self._last_token.pop(sequence, None)) is not None:
                 self._itl.add(now - last)
 
-    def ending(self, sequences: Iterable[Sequence]) -> None:
-        """Before the commit that ends them: others may find what they have computed, this step included."""
+    def sampled_run(self, run: DecodeRun, seconds: NDArray[np.float64]) -> None:
+        self._itl.add_all(seconds, len(run.sequences))
+
+    def ending(self, sequences: Iterable[Sequence], num_ahead: int = 0) -> None:
+        """Before the commit that ends them: others may find what they have computed, this step included. `num_ahead`:
+        steps before it that are committed with it."""
         if not self._shares:
             return
         for sequence in sequences:
             if sequence in self._tokens and sequence.seq_id >= 0:  # not one that ends before it forks
                 forks = bool(sequence.request.pending_forks)  # they will write into its begun block
-                self._memory.register(sequence.seq_id, self._tokens[sequence], sequence.num_tokens, ended=not forks)
+                num_tokens = sequence.num_tokens + num_ahead
+                self._memory.register(sequence.seq_id, self._tokens[sequence], num_tokens, ended=not forks)
 
     def decoded(self, plan: StepPlan) -> None:
         """After the commit: others may find the blocks that became full."""
@@ -118,6 +124,15 @@ class LiveRequests:
         count, size = plan.num_decodes, self._memory.block_size
         for at in np.flatnonzero((plan.num_computed[:count] + 1) % size == 0).tolist():
             sequence = plan.sequences[at]
+            if sequence.seq_id >= 0 and sequence in self._tokens:
+                self._memory.register(sequence.seq_id, self._tokens[sequence], sequence.num_tokens - 1)
+
+    def decoded_run(self, run: DecodeRun) -> None:
+        if not self._tokens:
+            return
+        size, computed = self._memory.block_size, run.num_tokens - 1
+        for at in np.flatnonzero((computed + run.num_steps) // size > computed // size).tolist():
+            sequence = run.sequences[at]
             if sequence.seq_id >= 0 and sequence in self._tokens:
                 self._memory.register(sequence.seq_id, self._tokens[sequence], sequence.num_tokens - 1)
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from looseleaf.errors import RequestTooLarge
-from looseleaf.memory import make_manager
+from looseleaf.memory import SlotUsage, make_manager
 from looseleaf.memory.manager import BlockManager
 from looseleaf.replay.config import ReplayConfig
 from looseleaf.replay.cost import StepCost
@@ -18,6 +19,7 @@ from looseleaf.replay.request_log import RequestLog
 from looseleaf.replay.result import ReplayResult, Totals, summed
 from looseleaf.replay.timeline import Reason, StepState, Timeline
 from looseleaf.scheduler import Scheduler, StepPlan
+from looseleaf.scheduler.runs import DecodeRun, Outlook
 
 if TYPE_CHECKING:
     from looseleaf.replay.trace import Trace, TraceRequest
@@ -26,6 +28,8 @@ Progress = Callable[[int, float], None]
 """Told, now and then, how many requests have ended and what time it is."""
 
 _REQUESTS_PER_REPORT = 256
+_MOST_STEPS = 1024
+"""That are taken at once; bounds the arrays of a run."""
 
 
 def replay(
@@ -90,7 +94,7 @@ class _Replay:
             while coming is not None and coming.arrival <= self._now:
                 self._add(coming)
                 coming = next(arrivals, None)
-            if self._scheduler.has_unfinished():
+            if self._scheduler.has_unfinished() and not self._run_ahead(None if coming is None else coming.arrival):
                 self._step()
             if self._progress is not None and self._log.num_finished >= reported + _REQUESTS_PER_REPORT:
                 reported = self._log.num_finished
@@ -131,6 +135,71 @@ class _Replay:
         scheduler.commit(plan, due, self._now)
         self._live.decoded(plan)
         self._live.ended(due, self._now)
+
+    def _run_ahead(self, until: float | None) -> bool:
+        """Steps that only decode, all up to the next event, in one go; False if the next step is not of that kind."""
+        scheduler, totals = self._scheduler, self._totals
+        outlook = None if self._single_steps else scheduler.outlook(_MOST_STEPS)
+        if outlook is None or outlook.num_steps == 1:
+            return False
+        seconds = self._cost.decode_seconds(
+            num_seqs=outlook.num_seqs, context_tokens=outlook.context_tokens, num_steps=outlook.num_steps
+        )
+        times = np.empty(len(seconds) + 1)
+        times[0] = self._now
+        times[1:] = seconds
+        np.add.accumulate(times, out=times)  # one after the other, as single steps would
+        if until is not None:
+            seconds = seconds[: int(np.searchsorted(times[:-1], until))]  # a step that has begun is not cut short
+        count = len(seconds)
+        before = self._memory.usage()
+        run = scheduler.schedule_run(count)
+        self._record_run(outlook, run, before, times[:count], seconds)
+        self._now = float(times[count])
+        totals.steps += count
+        totals.computed_tokens += count * outlook.num_seqs
+        totals.copies += len(run.copies.source)
+        self._live.sampled_run(run, seconds)
+        due = scheduler.due_in_run(run)
+        self._live.ending(due, run.num_steps - 1)
+        scheduler.commit_run(run, due)
+        self._live.decoded_run(run)
+        self._live.ended(due, self._now)
+        return True
+
+    def _record_run(
+        self,
+        outlook: Outlook,
+        run: DecodeRun,
+        before: SlotUsage,
+        starts: NDArray[np.float64],
+        seconds: NDArray[np.float64],
+    ) -> None:
+        size, totals = self._config.block_size, self._totals
+        new_tokens = outlook.num_seqs * np.arange(1, run.num_steps + 1)
+        tokens = before.token_states + new_tokens
+        # Contiguous memory has reserved the slots; in paged memory nothing is left of what was reserved for prompts.
+        reserved = before.reserved - new_tokens if before.reserved else 0 * new_tokens
+        taken = np.cumsum(run.blocks_taken) * size
+        free = before.free - taken
+        held = before.total - free
+        saved = before.saved_by_sharing - len(run.copies.source) * size
+        running, waiting = outlook.num_seqs, self._scheduler.num_waiting
+        totals.peak_blocks = max(totals.peak_blocks, int(held[-1]) // size)
+        totals.peak_running = max(totals.peak_running, running)
+        totals.peak_waiting = max(totals.peak_waiting, waiting)
+        states = (
+            tokens,
+            reserved,
+            held - tokens - reserved,
+            free,
+            np.minimum(before.cached, free),
+            saved,
+            running,
+            waiting,
+            (held + saved) // size,
+        )
+        self._timeline.add_run(starts, seconds, states, self._reason())
 
     def _seconds(self, plan: StepPlan) -> float:
         num_tokens = plan.num_tokens

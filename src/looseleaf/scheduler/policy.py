@@ -5,8 +5,11 @@ Pure decisions: no clock; `Request.arrival` is the only time that counts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol, TypeAlias
+
+import numpy as np
 
 from looseleaf.scheduler.interface import Request, SchedulerConfig, Sequence, by_precedence
 
@@ -105,6 +108,15 @@ class FairShares:
         for sequence, count in zip(sequences, num_samples, strict=True):
             if count:
                 self._charge(sequence, self.OUTPUT_COST * count)
+
+    def charge_run(self, sequences: Iterable[Sequence], num_steps: int) -> None:
+        """Each of these has sampled a token in each of so many steps; to the bit what `charge_outputs` makes of it."""
+        for tenant, count in Counter(sequence.request.tenant for sequence in sequences).items():
+            if tenant in self._num_requests:
+                cost = self.OUTPUT_COST / self._weights[tenant]
+                costs = np.full(count * num_steps + 1, cost)
+                costs[0] = self._counters[tenant]
+                self._counters[tenant] = float(np.add.accumulate(costs)[-1])
 
     def price(self, sequence: Sequence) -> float:
         """By how much admitting it may raise its tenant's counter."""

@@ -71,17 +71,22 @@ class DecodeSet:
         turns = self._first_turn(step)
         self._turns[index] = turns if isinstance(index, slice) else turns + np.arange(len(index))
 
-    def at_last_token(self, step: int) -> list[Sequence]:
-        """Those for which the token sampled in `step` is the last allowed."""
+    def at_last_token(self, step: int, num_tokens: int = 1) -> list[Sequence]:
+        """Those for which the token sampled in `step`, the last of `num_tokens` in a row, is the last allowed."""
         count = len(self)
-        last = self._num_tokens[:count] + 1 >= self._final_lens[:count]
+        last = self._num_tokens[:count] + num_tokens >= self._final_lens[:count]
         last &= self._turns[:count] >= self._first_turn(step)
         return [self.sequences[column] for column in np.flatnonzero(last).tolist()]
 
-    def advance(self, step: int) -> None:
-        """One more token for each that decoded in `step` and has not left since."""
+    def steps_to_next_end(self) -> int:
+        """Steps until the first of them, if all decode in each, has the last token allowed."""
         count = len(self)
-        self._num_tokens[:count] += self._turns[:count] >= self._first_turn(step)
+        return int((self._final_lens[:count] - self._num_tokens[:count]).min())
+
+    def advance(self, step: int, num_tokens: int = 1) -> None:
+        """So many more tokens for each that decoded in `step` and has not left since."""
+        count = len(self)
+        self._num_tokens[:count] += num_tokens * (self._turns[:count] >= self._first_turn(step))
 
     def _first_turn(self, step: int) -> int:
         """Turns are numbered through all steps, at most one per column and step."""
