@@ -81,7 +81,7 @@ class _Replay:
         self._totals = Totals()
         self._live = LiveRequests(self._memory, self._log, shares=config.shares_prefixes)
         self._itl = self._log.histograms["itl"]
-        self._now = 0.0
+        self._now = self._last_end = 0.0
         self._num_added = 0
 
     def run(self) -> ReplayResult:
@@ -135,6 +135,7 @@ class _Replay:
         scheduler.commit(plan, due, self._now)
         self._live.decoded(plan)
         self._live.ended(due, self._now)
+        self._last_end = self._now
 
     def _run_ahead(self, until: float | None) -> bool:
         """Steps that only decode, all up to the next event, in one go; False if the next step is not of that kind."""
@@ -165,6 +166,7 @@ class _Replay:
         scheduler.commit_run(run, due)
         self._live.decoded_run(run)
         self._live.ended(due, self._now)
+        self._last_end = self._now
         return True
 
     def _record_run(
@@ -242,7 +244,7 @@ class _Replay:
     def _result(self) -> ReplayResult:
         totals, scheduler = self._totals, self._scheduler
         totals.requests = self._log.num_finished
-        totals.makespan = self._now
+        totals.makespan = self._last_end
         for tenant in self._log.tenants.values():
             totals.prompt_tokens += tenant.prompt_tokens
             totals.output_tokens += tenant.output_tokens
