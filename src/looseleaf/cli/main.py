@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from looseleaf import __version__
-from looseleaf.cli import bench, chat, env, generate, models, plan, quality, serve, show_memory
+from looseleaf.cli import bench, chat, env, explain_log, generate, models, plan, quality, serve, show_memory
 from looseleaf.cli.waiting import limit_spinning
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ bench.register(app)
 show_memory.register(app)
 quality.register(app)
 plan.register(app)
+explain_log.register(app)
 models.register(app)
 env.register(app)
 

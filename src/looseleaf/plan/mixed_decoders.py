@@ -47,9 +47,10 @@ def gemma4(fields: ConfigFields) -> ModelShape:
         wide = 2 if reads_earlier and fields.flag("use_double_wide_mlp") else 1
         dense = Dense(wide * fields.integer("intermediate_size"))
         layers.append(_gemma4_layer(fields, basics.hidden, mixer, dense, by_layer))
-    shape = basics.shape(layers)
     if not by_layer:
-        return shape
+        return basics.shape(layers)
+    layers[0] = replace(layers[0], extra=layers[0].extra + by_layer)  # one norm for all of these embeddings
+    shape = basics.shape(layers)
     rows = fields.integer("vocab_size_per_layer_input", default=shape.vocab)
     return replace(shape, extra_embedding=rows * count * by_layer)
 
