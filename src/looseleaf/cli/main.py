@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from looseleaf import __version__
-from looseleaf.cli import bench, chat, env, explain_log, generate, models, plan, quality, serve, show_memory
+from looseleaf.cli import bench, chat, env, explain_log, generate, models, plan, quality, replay, serve, show_memory
 from looseleaf.cli.waiting import limit_spinning
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ generate.register(app)
 chat.register(app)
 serve.register(app)
 bench.register(app)
+replay.register(app)
 show_memory.register(app)
 quality.register(app)
 plan.register(app)

@@ -1,0 +1,301 @@
+"""`looseleaf replay`: real or generated traffic through the scheduler and the memory that serve, in virtual time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from looseleaf import __version__
+from looseleaf.cli.command import command
+from looseleaf.cli.consoles import counted, note, stdout, warn, write
+from looseleaf.cli.options import OutputOptions
+from looseleaf.cli.replay_options import RESULTS, SWEEP, SYSTEM, SweepOptions, SystemOptions, TraceOptions
+from looseleaf.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from looseleaf.replay.matrix import Cell
+    from looseleaf.replay.report import Comparison
+
+PAPER = "paper"
+AUTO = "auto"
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "replay")(replay_command)
+
+
+def replay_command(
+    trace_options: TraceOptions,
+    system: SystemOptions,
+    sweep: SweepOptions,
+    output: OutputOptions,
+    trace: Annotated[
+        str,
+        typer.Argument(
+            help="A trace file; what to generate, as n=1000,arrivals=poisson:5,prompt=uniform:100-900,"
+            f"output=uniform:50-200; or the word {PAPER}, for the figures of the PagedAttention paper."
+        ),
+    ],
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Every allocator, and paged memory in blocks of 1, 16 and 128; with the prefix cache where prompts "
+            "begin alike.",
+            rich_help_panel=SWEEP,
+        ),
+    ] = False,
+    max_model_len: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help="Longest sequence, and what contiguous-max reserves; auto: the power of two that holds the longest "
+            "request.",
+            rich_help_panel=SYSTEM,
+        ),
+    ] = AUTO,
+    isolate_tenants: Annotated[
+        bool, typer.Option("--isolate-tenants", help="Tenants never share blocks.", rich_help_panel=SYSTEM)
+    ] = False,
+    slo: Annotated[
+        str | None,
+        typer.Option(metavar="ttft=2s,itl=100ms", help="Targets that goodput counts by.", rich_help_panel=RESULTS),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one page with all plots.", rich_help_panel=RESULTS)
+    ] = None,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write each cell's requests and timeline there as Parquet.", rich_help_panel=RESULTS
+        ),
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where finished cells are kept, so that the same cell is never replayed twice. Default: replay in "
+            "$LOOSELEAF_CACHE or ~/.cache/looseleaf.",
+            rich_help_panel=RESULTS,
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Replay also what is kept already.", rich_help_panel=RESULTS)
+    ] = False,
+    processes: Annotated[
+        int | None, typer.Option(help="Cells replayed at once. Default: one per core.", min=1, rich_help_panel=RESULTS)
+    ] = None,
+) -> None:
+    """Replay a trace under one setting, or compare many.
+
+        looseleaf replay conversation.jsonl.gz --compare --html report.html
+
+        looseleaf replay chats.jsonl --block-size 1,16,256 --watermark 0,5% --slo ttft=2s,itl=100ms
+
+    The scheduler and the memory are the very ones that serve; a cost model says how long each step takes, so a replay
+    is deterministic and takes seconds. Each finished cell is kept: Ctrl-C loses only those in progress.
+    """
+    from looseleaf.replay.blind_spots import blind_spots
+    from looseleaf.replay.extent import measure
+    from looseleaf.replay.goodput import Slo
+    from looseleaf.replay.matrix import run_matrix
+    from looseleaf.replay.report import Comparison
+    from looseleaf.replay.settings import AXES, Settings, combinations, default_comparison
+    from looseleaf.replay.store import ResultStore, default_folder
+    from looseleaf.replay.system import build_system
+
+    target = None if slo is None else Slo.parse(slo)
+    varied = sweep.varied()
+    source = trace_options.source(trace)
+    extent = measure(source)
+    longest = extent.model_len if max_model_len == AUTO else AXES["block_size"].values(max_model_len)[0]
+    serving = build_system(
+        system.model,
+        system.hardware,
+        kv_cache_dtype=system.kv_cache_dtype,
+        tensor_parallel=system.tensor_parallel_size,
+        memory_utilization=system.memory_utilization,
+    )
+    pool = varied.pop("pool_tokens", None) or [serving.pool_tokens]
+    base = Settings(
+        pool_tokens=pool[0],
+        max_model_len=longest,
+        isolate_tenants=isolate_tenants,
+    )
+    base = replace(base, **{name: values[0] for name, values in varied.items()})
+    several = {name: values for name, values in {**varied, "pool_tokens": pool}.items() if len(values) > 1}
+    if compare and several:
+        raise ConfigurationError(
+            f"--compare has values of its own, and {', '.join(AXES[name].flag for name in several)} would be compared "
+            "too.",
+            hint="Give one value each with --compare, or leave it out.",
+        )
+    settings = default_comparison(base, shares=extent.shares) if compare else combinations(base, several)
+    store = ResultStore(results or default_folder())
+    try:
+        with _progress(len(settings), shown=not output.quiet) as progress:
+            cells = run_matrix(
+                source, settings, serving.cost, store, fresh=fresh, processes=processes, progress=progress
+            )
+    except KeyboardInterrupt:
+        identity = source.identity()
+        kept = sum(store.has(store.key(identity, each, serving.cost)) for each in settings)
+        note(
+            f"{kept} of {len(settings)} cells are finished and kept in {store.folder}; the same command goes on there."
+        )
+        raise
+    comparison = Comparison(
+        cells,
+        title=f"Replay of {source.name}",
+        lead=[*extent.lines(), serving.title, _common(settings)],
+        warnings=[*extent.warnings, *serving.warnings, *blind_spots(cells, shares=extent.shares), *_refusals(cells)],
+        slo=target,
+        made_by=f"Looseleaf {__version__}",
+    )
+    _show(comparison, output)
+    if html is not None:
+        _write_report(comparison, html)
+    if parquet is not None:
+        _write_tables(comparison, parquet)
+    if all(cell.outcome is None for cell in cells):
+        raise ConfigurationError(f"No cell could be replayed. {cells[0].refusal}")
+
+
+def _show(comparison: Comparison, output: OutputOptions) -> None:
+    from looseleaf.cli.comparison_table import comparison_tables, tenant_table
+
+    if output.json:
+        write(json.dumps(_as_json(comparison), indent=2, allow_nan=False) + "\n")
+        return
+    if not output.quiet:
+        for line in comparison.lead:
+            note(line)
+    done = [cell for cell in comparison.cells if cell.outcome is not None]
+    if done:
+        console = stdout()
+        for table in comparison_tables(comparison, console.width):
+            console.print(table, "")
+        last = done[-1].outcome
+        if last is not None and len(last.figures["tenants"]) > 1:
+            name = next(
+                name for name, cell in zip(comparison.labels, comparison.cells, strict=True) if cell is done[-1]
+            )
+            console.print(f"Tenants, {name}:", highlight=False, markup=False)
+            console.print(tenant_table(last, comparison.slo))
+    for line in comparison.warnings:
+        warn(line)
+
+
+def _as_json(comparison: Comparison) -> dict[str, Any]:
+    """The form is described in docs/replay.md; names do not change within a version."""
+    from looseleaf.replay.report.document import finite
+
+    cells = []
+    for name, cell in zip(comparison.labels, comparison.cells, strict=True):
+        entry: dict[str, Any] = {"label": name, "cell": cell.settings.as_dict()}
+        if cell.outcome is None:
+            entry["refused"] = cell.refusal
+        else:
+            entry |= cell.outcome.figures
+            entry["bound_shares"] = cell.outcome.bound
+            entry["tenants"] = cell.outcome.tenants(comparison.slo)
+            if comparison.slo is not None:
+                good = cell.outcome.goodput(comparison.slo)
+                entry["goodput"] = {
+                    "requests": good.met,
+                    "share": good.share,
+                    "requests_per_second": good.requests_per_second,
+                    "output_tokens_per_second": good.tokens_per_second,
+                }
+        cells.append(entry)
+    slo = comparison.slo
+    document = {
+        "title": comparison.title,
+        "slo": None if slo is None else {"ttft": slo.ttft, "tpot": slo.tpot, "e2e": slo.e2e},
+        "warnings": list(comparison.warnings),
+        "cells": cells,
+    }
+    return finite(document)  # type: ignore[no-any-return]
+
+
+def _common(settings: Sequence[Any]) -> str:
+    """What all cells have in common."""
+    from looseleaf.replay.settings import AXES
+
+    alike = []
+    for axis in AXES.values():
+        values = {getattr(each, axis.name) for each in settings}
+        if len(values) == 1:
+            alike.append(f"{axis.title} {axis.show(values.pop())}")
+    alike.append(f"longest sequence {settings[0].max_model_len:,}")
+    return f"In all cells: {', '.join(alike)}."
+
+
+def _refusals(cells: Sequence[Cell]) -> Iterator[str]:
+    for cell in cells:
+        if cell.outcome is not None and (refused := cell.outcome.totals["refused"]):
+            yield (
+                f"{counted(refused, 'request')} could never run in {cell.settings.allocator} memory of "
+                f"{cell.settings.pool_tokens:,} tokens and were left out."
+            )
+
+
+def _write_report(comparison: Comparison, path: Path) -> None:
+    from looseleaf.replay.report import as_document, render
+
+    page = render(as_document(comparison))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"The report cannot be written to {path}: {error.strerror or error}.") from error
+    note(f"Report: {path}")
+
+
+def _write_tables(comparison: Comparison, folder: Path) -> None:
+    """`cells.parquet` has a row for each cell; `requests.parquet` and `timeline.parquet` name the cell of each row."""
+    import polars as pl
+
+    done = [
+        (name, cell.outcome)
+        for name, cell in zip(comparison.labels, comparison.cells, strict=True)
+        if cell.outcome is not None
+    ]
+    if not done:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = [{"cell": name, **outcome.row()} for name, outcome in done]
+        pl.DataFrame(rows, infer_schema_length=None).write_parquet(folder / "cells.parquet")
+        for table in ("requests", "timeline"):
+            named = [getattr(outcome, table).select(pl.lit(name).alias("cell"), pl.all()) for name, outcome in done]
+            pl.concat(named).write_parquet(folder / f"{table}.parquet")
+    except OSError as error:
+        raise ConfigurationError(f"The tables cannot be written to {folder}: {error.strerror or error}.") from error
+    note(f"Tables: {folder}/cells.parquet, requests.parquet, timeline.parquet")
+
+
+@contextmanager
+def _progress(total: int, *, shown: bool) -> Iterator[Callable[[Sequence[float]], None] | None]:
+    """A bar on stderr, drawn only where somebody looks."""
+    if not shown or not sys.stderr.isatty():
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"Replaying {counted(total, 'cell')}", total=total)
+
+        def advance(done: Sequence[float]) -> None:
+            finished = sum(share >= 1 for share in done)
+            progress.update(task, completed=sum(done), description=f"{finished} of {counted(total, 'cell')}")
+
+        yield advance

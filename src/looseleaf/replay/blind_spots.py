@@ -1,0 +1,86 @@
+"""Where a sweep cannot show a difference, because something else is the limit; and what to change to see one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from looseleaf.replay.matrix import Cell
+from looseleaf.replay.outcome import Outcome
+from looseleaf.replay.settings import AXES, PAGED, Axis, Constraint, alike_but_for
+
+RARELY = 0.005
+"""Of the busy time: what binds for less changes no figure that is shown."""
+
+CONSTRAINTS: dict[Constraint, str] = {
+    "blocks": "blocks",
+    "seats": "seats (max_num_seqs)",
+    "budget": "the step's token budget",
+    "arrivals": "arrivals (nobody waited)",
+}
+
+
+def blind_spots(cells: Sequence[Cell], *, shares: bool) -> list[str]:
+    """One sentence for each axis, and each group of cells along it, that shows nothing of what it is meant to.
+
+    `shares`: the trace says which prompts begin alike.
+    """
+    done = [cell for cell in cells if cell.outcome is not None]
+    return list(dict.fromkeys(_found(done, shares)))
+
+
+def _found(cells: Sequence[Cell], shares: bool) -> Iterator[str]:
+    settings = [cell.settings for cell in cells]
+    for axis in AXES.values():
+        groups = list(alike_but_for(settings, axis))
+        if not groups:
+            continue
+        blind = [group for group in groups if _is_blind([cells[place] for place in group], axis)]
+        outcomes = [outcome for group in blind for place in group if (outcome := cells[place].outcome)]
+        if axis.name == "prefix_caching":
+            if not shares:
+                yield "prefix cache: the trace does not say which prompts begin alike, so there is nothing to find."
+            elif outcomes and len(blind) == len(groups):
+                yield "prefix cache: no prompt began like one that was still there."
+        elif outcomes:
+            where = "" if len(blind) == len(groups) else f" in {len(blind)} of {len(groups)} comparisons"
+            yield _sentence(axis, outcomes, where)
+
+
+def _is_blind(cells: Sequence[Cell], axis: Axis) -> bool:
+    outcomes = [cell.outcome for cell in cells if cell.outcome is not None]
+    if axis.name == "prefix_caching":
+        return not any(outcome.totals["cached_prompt_tokens"] for outcome in outcomes)
+    if axis.paged_only and cells[0].settings.allocator != PAGED:
+        return False
+    if axis.name == "scheduling_policy":
+        return not any(_order_matters(cell) for cell in cells)
+    return all(outcome.bound[each] <= RARELY for outcome in outcomes for each in axis.acts_on) and not any(
+        outcome.totals["preemptions"] for outcome in outcomes if "blocks" in axis.acts_on
+    )
+
+
+def _order_matters(cell: Cell) -> bool:
+    assert cell.outcome is not None
+    return cell.outcome.bound["arrivals"] < 1 - RARELY
+
+
+def _sentence(axis: Axis, outcomes: Sequence[Outcome], where: str) -> str:
+    wanted = " or ".join(CONSTRAINTS[each] for each in axis.acts_on)
+    limits = {each: max(outcome.bound[each] for outcome in outcomes) for each in CONSTRAINTS}
+    limit = max((each for each in limits if each not in axis.acts_on), key=lambda each: limits[each])
+    if limit == "arrivals":
+        instead = "Requests came no faster than they were served. Try more of them, or a smaller pool"
+        instead += "." if "blocks" in axis.acts_on else " or fewer sequences."
+    else:
+        remedy = {
+            "seats": "raise --max-num-seqs, or lower the pool",
+            "budget": "raise --max-num-batched-tokens, or lower the pool",
+            "blocks": "raise the pool",
+        }[limit]
+        instead = (
+            f"{CONSTRAINTS[limit][0].upper() + CONSTRAINTS[limit][1:]} bound instead, up to {limits[limit]:.0%} of "
+        )
+        instead += f"the time: {remedy} to see one."
+    return (
+        f"{axis.title}{where}: no request had to wait for {wanted}, so latency and throughput cannot differ. {instead}"
+    )

@@ -1,0 +1,52 @@
+"""Where a trace comes from, in a form that another process can open too and that a digest can name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from looseleaf.replay.trace import BadLines, Trace, read_trace
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSource:
+    """A file, or the specification of a generator, and how it is read."""
+
+    text: str
+    """A path, or a specification such as "n=450,arrivals=poisson:10,prompt=uniform:800-1200"."""
+    format: str | None = None
+    columns: tuple[tuple[str, str], ...] = ()
+    bad_lines: BadLines = "fatal"
+
+    @property
+    def is_file(self) -> bool:
+        return "=" not in self.text or Path(self.text).exists()
+
+    @property
+    def name(self) -> str:
+        return Path(self.text).name if self.is_file else self.text
+
+    def open(self) -> Trace:
+        """Raises what `read_trace` raises."""
+        return read_trace(
+            Path(self.text), format=self.format, columns=dict(self.columns) or None, bad_lines=self.bad_lines
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What its requests follow from: the content of the file, not its name."""
+        content = self.text if not self.is_file else _digest(Path(self.text))
+        return {"content": content, "format": self.format, "columns": self.columns, "bad_lines": self.bad_lines}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, hashlib.blake2b).hexdigest()
+
+
+def digest_of(values: Any) -> str:
+    """32 hex digits that name plain values."""
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
