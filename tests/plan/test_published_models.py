@@ -83,7 +83,11 @@ def test_one_request_of_gpt_oss_120b(published: Published) -> None:
 def test_active_parameters_of_mixtures(published: Published) -> None:
     """What names and model cards say, in billions: half of the operations of a token, head and embedding included."""
     active = {"Qwen--Qwen3-235B-A22B": 22, "Qwen--Qwen3-30B-A3B": 3.3, "deepseek-ai--DeepSeek-V3": 37}
-    active |= {"moonshotai--Kimi-K2-Instruct": 32, "mistralai--Mixtral-8x7B-v0.1": 12.9, "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 3.6}
+    active |= {
+        "moonshotai--Kimi-K2-Instruct": 32,
+        "mistralai--Mixtral-8x7B-v0.1": 12.9,
+        "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 3.6,
+    }
     active |= {"google--gemma-4-26B-A4B": 3.8, "meta-llama--Llama-4-Scout-17B-16E-Instruct": 17}
     for name, billions in active.items():
         arithmetic = ModelArithmetic(published(name))

@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 from looseleaf import __version__
-from looseleaf.cli import bench, chat, env, explain_log, generate, models, plan, quality, replay, serve, show_memory
+from looseleaf.cli import (
+    bench,
+    chat,
+    env,
+    explain_log,
+    generate,
+    models,
+    plan,
+    quality,
+    replay,
+    serve,
+    show_memory,
+    trace,
+)
 from looseleaf.cli.waiting import limit_spinning
 
 app = typer.Typer(
@@ -46,6 +59,7 @@ show_memory.register(app)
 quality.register(app)
 plan.register(app)
 explain_log.register(app)
+trace.register(app)
 models.register(app)
 env.register(app)
 
