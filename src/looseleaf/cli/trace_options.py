@@ -25,7 +25,7 @@ class TraceOptions:
             "n=450,arrivals=poisson:10,prompt=uniform:800-1200,output=uniform:4000-6000.",
         ),
     ]
-    trace_format: Annotated[
+    format: Annotated[
         str | None,
         typer.Option(help="The file's format, instead of looking at its content.", rich_help_panel=TRACE),
     ] = None
@@ -71,7 +71,7 @@ class TraceOptions:
             raise InvalidRequest(f"--bad-lines is {self.bad_lines!r}.", hint="Choose fatal or skip.")
         return open_trace(
             self.trace,
-            format=self.trace_format,
+            format=self.format,
             columns=None if self.columns is None else parse_columns(self.columns),
             tokenizer=None if self.tokenizer is None else load_tokenizer(self.tokenizer),
             bad_lines="skip" if self.bad_lines == "skip" else "fatal",

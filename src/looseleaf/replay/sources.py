@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from looseleaf.replay.trace import BadLines, Trace, read_trace
+from looseleaf.replay.trace import BadLines, Trace
+from looseleaf.replay.trace_source import open_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,8 @@ class TraceSource:
         return Path(self.text).name if self.is_file else self.text
 
     def open(self) -> Trace:
-        """Raises what `read_trace` raises."""
-        return read_trace(
-            Path(self.text), format=self.format, columns=dict(self.columns) or None, bad_lines=self.bad_lines
-        )
+        """Raises what `open_trace` raises."""
+        return open_trace(self.text, format=self.format, columns=dict(self.columns) or None, bad_lines=self.bad_lines)
 
     def identity(self) -> dict[str, Any]:
         """What its requests follow from: the content of the file, not its name."""
