@@ -17,11 +17,11 @@ class Growth(NamedTuple):
     """What one `append` does; the first four arrays are parallel to its sequences."""
 
     rows: Rows
-    lengths: Blocks
-    """Afterwards."""
+    lengths: Rows
+    """Afterwards; perhaps more than a row can address."""
     held: Blocks
     """Blocks, before."""
-    missing: Blocks
+    missing: Rows
     needed: int
     """Blocks: those missing, and copies."""
     copy_at: Rows
@@ -43,7 +43,7 @@ class Growth(NamedTuple):
 def plan_growth(tables: BlockTables, pool: BlockPool, block_size: int, rows: Rows, num_tokens: int) -> Growth:
     """Everything that appending `num_tokens` to each of the (distinct) rows would do, changing nothing."""
     before = tables.lengths.take(rows)
-    lengths = before + np.int32(num_tokens)
+    lengths = before.astype(np.int64) + num_tokens
     held = tables.num_blocks.take(rows)
     missing = (lengths - 1) // block_size + 1 - held
     needed = int(missing.sum())
@@ -62,13 +62,15 @@ def plan_growth(tables: BlockTables, pool: BlockPool, block_size: int, rows: Row
 def possible_steps(growth: Growth, num_free: int, most: int) -> int:
     """How often in a row sequences can grow as in `growth`, by one token, before `num_free` blocks are used up."""
     free = num_free - len(growth.copied)
+    # Each takes at most one block at once, and then one every `block_size` steps.
+    if free >= len(growth.rows) * (most // growth.block_size + 1):
+        return most
     room = growth.held.astype(np.int64) * growth.block_size - (growth.lengths - growth.num_tokens)
 
     def enough(steps: int) -> bool:
         return int(np.maximum(-((room - steps) // growth.block_size), 0).sum()) <= free
 
-    # Each takes at most one block at once, and then one every `block_size` steps.
-    if free >= len(room) * (most // growth.block_size + 1) or enough(most):
+    if enough(most):
         return most
     possible, too_many = 0, most
     while possible + 1 < too_many:

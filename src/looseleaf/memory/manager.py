@@ -223,16 +223,15 @@ class BlockManager(SequenceMemory):
         Returns the copies, all of the first call, and the blocks that each call takes. Raises what `append` does.
         """
         growth = self._plan_growth(seqs, num_steps)
-        taken = np.zeros(num_steps, np.int64)
         if growth.needed == 0:
             self._tables.lengths[growth.rows] = growth.lengths
-            return NO_COPIES, taken
+            return NO_COPIES, np.zeros(num_steps, np.int64)
         owners, columns = growth.entries()
         # A block is begun by the call that appends its first token.
         calls = columns * self.block_size - np.repeat(growth.lengths - num_steps, growth.missing)
         order = np.argsort(calls, kind="stable")
         copies = self._grow(growth, owners[order], columns[order])
-        np.add.at(taken, calls, 1)
+        taken: NDArray[np.int64] = np.bincount(calls, minlength=num_steps)
         taken[0] += len(copies.source)
         return copies, taken
 
@@ -326,9 +325,10 @@ class BlockManager(SequenceMemory):
         """Everything that `append` would do, changing nothing."""
         num_tokens = checked_count("num_tokens", num_tokens)
         rows = self._tables.rows(seqs)
-        if np.count_nonzero(self._tables.lengths.take(rows) > self.max_tokens_per_seq - num_tokens):
-            self._require_addressable(int(self._tables.lengths.take(rows).max()) + num_tokens)
-        return plan_growth(self._tables, self._pool, self.block_size, rows, num_tokens)
+        growth = plan_growth(self._tables, self._pool, self.block_size, rows, num_tokens)
+        if np.count_nonzero(growth.lengths > self.max_tokens_per_seq):
+            self._require_addressable(int(growth.lengths.max()))
+        return growth
 
     def _grow(self, growth: Growth, owners: Rows, columns: Rows) -> CopyPairs:
         """Carry it out; the blocks that are appended are taken in the order of `owners` and `columns`."""

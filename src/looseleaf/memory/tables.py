@@ -46,6 +46,10 @@ class BlockTables:
         self._ids[-1] = 0
         self._order: Rows = np.arange(max_num_seqs)
         self._scratch: Rows = np.zeros(max_num_seqs, np.int64)
+        self._version = 0
+        """Counts what opens and closes."""
+        self._checked: tuple[SequenceIds | None, int, Rows] = (None, 0, self._order[:0])
+        """Ids that cannot change, and their rows in that version: the same batch comes again and again."""
 
     def __len__(self) -> int:
         """Live sequences."""
@@ -65,6 +69,7 @@ class BlockTables:
     def open(self, blocks: Blocks, length: int, filled: int, request_id: str) -> SequenceId:
         """A new sequence with these blocks; needs a free row."""
         row = self._free_rows.pop()
+        self._version += 1
         count = len(blocks)
         self.matrix[row, :count] = blocks
         self.num_blocks[row] = count
@@ -79,6 +84,7 @@ class BlockTables:
 
     def close(self, row: int) -> None:
         """Forget the sequence; its id is stale from now on."""
+        self._version += 1
         self.matrix[row, : self.num_blocks[row]] = 0
         self.num_blocks[row] = self.lengths[row] = self.filled[row] = 0
         self.request_ids[row] = ""
@@ -95,6 +101,9 @@ class BlockTables:
 
     def rows(self, seqs: SequenceIds) -> Rows:
         """The rows of distinct live sequences, or `UnknownSequence`, or `DuplicateSequence`."""
+        checked, version, rows = self._checked
+        if seqs is checked and version == self._version:
+            return rows
         ids = np.asarray(seqs)
         if ids.ndim != 1:
             raise InvalidSize(f"The sequence ids have {ids.ndim} dimensions.", hint="Pass a one-dimensional array.")
@@ -104,7 +113,7 @@ class BlockTables:
             if ids.dtype.kind not in "iu":
                 raise self._unknown(ids[0])
             ids = ids.astype(np.int64)
-        rows: Rows = ids & ROW_MASK
+        rows = ids & ROW_MASK
         known = self._ids.take(rows, mode="clip") == ids
         # count_nonzero of a boolean array costs a fraction of what all() and any() do.
         if np.count_nonzero(known) < len(rows):
@@ -114,6 +123,9 @@ class BlockTables:
         if len(order) == len(rows):
             self._scratch[rows] = order
             if np.count_nonzero(self._scratch.take(rows) == order) == len(rows):
+                flags = ids.flags
+                if not flags.writeable and flags.owndata:
+                    self._checked = (ids, self._version, rows)
                 return rows
         repeated = ids[np.flatnonzero(np.bincount(rows)[rows] > 1)[0]]
         raise DuplicateSequence(f"Sequence {repeated} is named more than once.", hint="Pass distinct ids.")

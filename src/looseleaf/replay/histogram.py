@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,10 @@ LARGEST = 1e9
 
 _GROWTH = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 _NUM_BINS = math.ceil(math.log(LARGEST / SMALLEST) / _GROWTH) + 2
+_BOUNDS_ARRAY: NDArray[np.float64] = SMALLEST * np.exp(_GROWTH * np.arange(_NUM_BINS - 1))
+_BOUNDS = _BOUNDS_ARRAY.tolist()
+"""Upper ends of all bins but the last."""
+_FEW = 12
 
 
 class LogHistogram:
@@ -36,13 +41,23 @@ class LogHistogram:
             self.smallest = value
         if value > self.largest:
             self.largest = value
-        at = 0 if value <= SMALLEST else min(int(math.log(value / SMALLEST) / _GROWTH) + 1, _NUM_BINS - 1)
-        self._bins[at] += count
+        self._bins[bisect_left(_BOUNDS, value)] += count
 
     def add_all(self, values: NDArray[np.float64], count: int) -> None:
-        """Each of the values `count` times, one after the other; what `add` would do."""
-        for value in values.tolist():
-            self.add(value, count)
+        """Each of the values, which do not fall, `count` times; to the bit what `add` makes of them one by one."""
+        if len(values) <= _FEW:
+            for value in values.tolist():
+                self.add(value, count)
+            return
+        self.count += count * len(values)
+        sums = np.empty(len(values) + 1)
+        sums[0] = self.total
+        np.multiply(values, count, out=sums[1:])
+        self.total = float(np.add.accumulate(sums)[-1])
+        self.smallest = min(self.smallest, float(values[0]))
+        self.largest = max(self.largest, float(values[-1]))
+        bins = np.searchsorted(_BOUNDS_ARRAY, values)
+        self._bins += count * np.bincount(bins, minlength=_NUM_BINS)
 
     @property
     def mean(self) -> float:
@@ -61,5 +76,4 @@ class LogHistogram:
         """Share of the values that do not exceed `value`, to the bin; NaN when there are none."""
         if not self.count:
             return math.nan
-        at = 0 if value <= SMALLEST else min(int(math.log(value / SMALLEST) / _GROWTH) + 1, _NUM_BINS - 1)
-        return float(self._bins[: at + 1].sum() / self.count)
+        return float(self._bins[: bisect_left(_BOUNDS, value) + 1].sum() / self.count)

@@ -32,30 +32,33 @@ class Roofline:
         self.hardware = hardware
         self._bytes_per_second = hardware.bandwidth * hardware.bandwidth_efficiency
         self._flops_per_second = flops * hardware.compute_efficiency
+        whole = [term for term in model.context_terms if term.limit is None]
+        self._limited = [(term.limit, term) for term in model.context_terms if term.limit is not None]
+        self._bytes_per_token = sum(term.bytes_per_token for term in whole)
+        self._flops_per_pair = sum(term.flops_per_pair for term in whole)
+        self._flops_per_prompt_pair = sum(term.flops_per_prompt_pair for term in whole)
 
     def seconds(
         self, *, num_tokens: int, num_seqs: int, num_sampled: int, context_tokens: int, attention_pairs: int
     ) -> float:
-        read = flops = 0.0
-        for term in self.model.context_terms:
-            context, pairs = float(context_tokens), float(attention_pairs)
-            if term.limit is not None:
-                context = min(context, num_seqs * term.limit + num_tokens - num_seqs)
-                pairs = min(pairs, num_tokens * term.limit)
+        decodes = num_tokens == num_seqs
+        read = float(context_tokens * self._bytes_per_token)
+        flops = float(attention_pairs * (self._flops_per_pair if decodes else self._flops_per_prompt_pair))
+        for limit, term in self._limited:
+            context = min(context_tokens, num_seqs * limit + num_tokens - num_seqs)
+            pairs = min(attention_pairs, num_tokens * limit)
             read += context * term.bytes_per_token
-            flops += pairs * (term.flops_per_pair if num_tokens == num_seqs else term.flops_per_prompt_pair)
+            flops += pairs * (term.flops_per_pair if decodes else term.flops_per_prompt_pair)
         attention = max(read / self._bytes_per_second, flops / self._flops_per_second)
         return self._without_attention(num_tokens, num_seqs, num_sampled) + attention
 
     def decode_seconds(self, *, num_seqs: int, context_tokens: int, num_steps: int) -> NDArray[np.float64]:
         contexts = np.arange(context_tokens, context_tokens + num_seqs * num_steps, num_seqs, dtype=np.float64)
-        read = flops = np.zeros(num_steps)
-        for term in self.model.context_terms:
-            context = contexts
-            if term.limit is not None:
-                context = np.minimum(contexts, num_seqs * term.limit)
-            read = read + context * term.bytes_per_token
-            flops = flops + context * term.flops_per_pair
+        read, flops = contexts * self._bytes_per_token, contexts * self._flops_per_pair
+        for limit, term in self._limited:
+            context = np.minimum(contexts, num_seqs * limit)
+            read += context * term.bytes_per_token
+            flops += context * term.flops_per_pair
         attention: NDArray[np.float64] = np.maximum(read / self._bytes_per_second, flops / self._flops_per_second)
         return self._without_attention(num_seqs, num_seqs, num_seqs) + attention
 

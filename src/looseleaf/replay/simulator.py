@@ -17,7 +17,7 @@ from looseleaf.replay.errors import ReplayStuck
 from looseleaf.replay.live_requests import LiveRequests
 from looseleaf.replay.request_log import RequestLog
 from looseleaf.replay.result import ReplayResult, Totals, summed
-from looseleaf.replay.timeline import Reason, StepState, Timeline
+from looseleaf.replay.timeline import Reason, Timeline
 from looseleaf.scheduler import Scheduler, StepPlan
 from looseleaf.scheduler.runs import DecodeRun, Outlook
 
@@ -125,8 +125,9 @@ class _Replay:
                 )
             return
         self._live.admitted(plan.admitted, self._now)
-        seconds = self._seconds(plan)
-        self._timeline.add(self._now, seconds, self._state(plan), self._reason())
+        num_tokens = plan.num_tokens
+        seconds = self._seconds(plan, num_tokens)
+        self._timeline.add(self._now, seconds, self._state(num_tokens), self._reason())
         self._now += seconds
         self._totals.steps += 1
         self._live.sampled(plan, seconds, self._now)
@@ -178,64 +179,60 @@ class _Replay:
         seconds: NDArray[np.float64],
     ) -> None:
         size, totals = self._config.block_size, self._totals
-        new_tokens = outlook.num_seqs * np.arange(1, run.num_steps + 1)
-        tokens = before.token_states + new_tokens
+        tokens = np.arange(1, run.num_steps + 1) * outlook.num_seqs
         # Contiguous memory has reserved the slots; in paged memory nothing is left of what was reserved for prompts.
-        reserved = before.reserved - new_tokens if before.reserved else 0 * new_tokens
-        taken = np.cumsum(run.blocks_taken) * size
-        free = before.free - taken
+        reserved = before.reserved - tokens if before.reserved else 0
+        tokens += before.token_states
+        free = before.free - np.cumsum(run.blocks_taken) * size
         held = before.total - free
         saved = before.saved_by_sharing - len(run.copies.source) * size
         running, waiting = outlook.num_seqs, self._scheduler.num_waiting
         totals.peak_blocks = max(totals.peak_blocks, int(held[-1]) // size)
         totals.peak_running = max(totals.peak_running, running)
         totals.peak_waiting = max(totals.peak_waiting, waiting)
-        states = (
-            tokens,
-            reserved,
-            held - tokens - reserved,
-            free,
-            np.minimum(before.cached, free),
-            saved,
-            running,
-            waiting,
-            (held + saved) // size,
-        )
+        cached = np.minimum(before.cached, free) if before.cached else 0
+        table_blocks = (held + saved) // size
+        states = (tokens, reserved, held - tokens - reserved, free, cached, saved, running, waiting, table_blocks)
         self._timeline.add_run(starts, seconds, states, self._reason())
 
-    def _seconds(self, plan: StepPlan) -> float:
-        num_tokens = plan.num_tokens
+    def _seconds(self, plan: StepPlan, num_tokens: int) -> float:
         self._totals.computed_tokens += num_tokens
-        scheduled = plan.num_scheduled.astype(np.int64)
-        contexts = plan.num_computed + scheduled
-        # Query i of a chunk looks at all before the chunk and at i + 1 of its own.
-        pairs = scheduled * contexts - scheduled * (scheduled - 1) // 2
+        count = plan.num_decodes
+        context_tokens = int(plan.num_computed.sum(dtype=np.int64)) + num_tokens
+        num_sampled, pairs = count, context_tokens
+        if count < len(plan.sequences):
+            columns = (plan.num_computed, plan.num_scheduled, plan.num_samples)
+            chunks = zip(*(column[count:].tolist() for column in columns), strict=True)
+            for computed, scheduled, samples in chunks:
+                num_sampled += samples
+                # Query i of a chunk looks at all before the chunk and at i + 1 of its own.
+                pairs += (scheduled - 1) * computed + scheduled * (scheduled - 1) // 2
         return self._cost.seconds(
             num_tokens=num_tokens,
             num_seqs=len(plan.sequences),
-            num_sampled=int(plan.num_samples.sum()),
-            context_tokens=int(contexts.sum()),
-            attention_pairs=int(pairs.sum()),
+            num_sampled=num_sampled,
+            context_tokens=context_tokens,
+            attention_pairs=pairs,
         )
 
-    def _state(self, plan: StepPlan) -> StepState:
-        """As the step ends: what it computes has become tokens."""
+    def _state(self, num_tokens: int) -> tuple[int, ...]:
+        """The values of `MEASURES` as the step ends: what it computes has become tokens."""
         usage, totals = self._memory.usage(), self._totals
         running, waiting = self._scheduler.num_running, self._scheduler.num_waiting
         held = usage.total - usage.free
         totals.peak_blocks = max(totals.peak_blocks, held // self._config.block_size)
         totals.peak_running = max(totals.peak_running, running)
         totals.peak_waiting = max(totals.peak_waiting, waiting)
-        return StepState(
-            token_states=usage.token_states + plan.num_tokens,
-            reserved=usage.reserved - plan.num_tokens,
-            internal_fragmentation=usage.internal_fragmentation,
-            free=usage.free,
-            cached=usage.cached,
-            saved_by_sharing=usage.saved_by_sharing,
-            running=running,
-            waiting=waiting,
-            table_blocks=(held + usage.saved_by_sharing) // self._config.block_size,
+        return (
+            usage.token_states + num_tokens,
+            usage.reserved - num_tokens,
+            usage.internal_fragmentation,
+            usage.free,
+            usage.cached,
+            usage.saved_by_sharing,
+            running,
+            waiting,
+            (held + usage.saved_by_sharing) // self._config.block_size,
         )
 
     def _reason(self) -> Reason:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -14,26 +13,26 @@ REASONS: tuple[Reason, ...] = ("blocks", "seats", "budget", "arrivals")
 """What kept more from running: the pool, max_num_seqs, max_num_batched_tokens, or that nobody waited."""
 
 
-@dataclass(slots=True)
-class StepState:
-    """What holds during one step. Slots as the step ends, before what ended gives them back; see
-    `looseleaf.memory.SlotUsage`."""
-
-    token_states: int
-    reserved: int
-    internal_fragmentation: int
-    free: int
-    cached: int
-    saved_by_sharing: int
-    running: int
-    waiting: int
-    table_blocks: int
-    """Entries of all block tables together."""
-
-
-MEASURES = tuple(field.name for field in fields(StepState))
+MEASURES = (
+    "token_states",
+    "reserved",
+    "internal_fragmentation",
+    "free",
+    "cached",
+    "saved_by_sharing",
+    "running",
+    "waiting",
+    "table_blocks",
+)
+"""What holds during one step. The first six are slots as the step ends, before what ended gives them back (see
+`looseleaf.memory.SlotUsage`); running and waiting are sequences; table_blocks the entries of all block tables."""
 COLUMNS = ("seconds", *MEASURES, *(f"{reason}_seconds" for reason in REASONS))
 _FIRST_REASON = 1 + len(MEASURES)
+_FEW = 8
+"""So many steps are added one by one: calls of NumPy would take longer."""
+
+States: TypeAlias = tuple["NDArray[np.int64] | int", ...]
+"""The values of `MEASURES` of several steps: by step, or one for all."""
 
 
 class Timeline:
@@ -48,29 +47,25 @@ class Timeline:
         self._width = 1.0
         self._rows: list[list[float]] = []
 
-    def add(self, start: float, seconds: float, state: StepState, reason: Reason) -> None:
+    def add(self, start: float, seconds: float, state: Sequence[int], reason: Reason) -> None:
         row = self._row_at(start)
         row[0] += seconds
-        row[1] += seconds * state.token_states
-        row[2] += seconds * state.reserved
-        row[3] += seconds * state.internal_fragmentation
-        row[4] += seconds * state.free
-        row[5] += seconds * state.cached
-        row[6] += seconds * state.saved_by_sharing
-        row[7] += seconds * state.running
-        row[8] += seconds * state.waiting
-        row[9] += seconds * state.table_blocks
+        at = 1
+        for value in state:
+            row[at] += seconds * value
+            at += 1
         row[_FIRST_REASON + REASONS.index(reason)] += seconds
 
     def add_run(
-        self,
-        starts: NDArray[np.float64],
-        seconds: NDArray[np.float64],
-        states: Sequence[NDArray[np.int64] | int],
-        reason: Reason,
+        self, starts: NDArray[np.float64], seconds: NDArray[np.float64], states: States, reason: Reason
     ) -> None:
-        """Several steps in a row; `states`: each of `MEASURES`, by step or the same in all."""
+        """Several steps in a row."""
         count = len(starts)
+        if count <= _FEW:
+            columns = [[value] * count if isinstance(value, int) else value.tolist() for value in states]
+            for start, duration, *state in zip(starts.tolist(), seconds.tolist(), *columns, strict=True):
+                self.add(start, duration, state, reason)
+            return
         weighted = np.zeros((count + 1, len(COLUMNS)))
         weighted[1:, 0] = seconds
         for column, values in enumerate(states, start=1):
@@ -80,7 +75,7 @@ class Timeline:
         while first < count:
             row = self._row_at(float(starts[first]))
             end = (int(starts[first] // self._width) + 1) * self._width
-            last = max(int(np.searchsorted(starts, end)), first + 1)
+            last = count if starts[-1] < end else max(int(np.searchsorted(starts, end)), first + 1)
             weighted[first] = row
             row[:] = np.add.accumulate(weighted[first : last + 1])[-1].tolist()
             first = last

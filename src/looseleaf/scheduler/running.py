@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from looseleaf.scheduler.interface import Sequence, by_precedence
 
+_NEVER = 2**31
+
 Index: TypeAlias = slice | NDArray[np.intp]
 
 
@@ -24,6 +26,10 @@ class DecodeSet:
         self.sequences: list[Sequence] = []
         self._table = np.zeros((4, capacity), np.int64)
         self._seq_ids, self._num_tokens, self._final_lens, self._turns = self._table
+        self._frozen_ids: NDArray[np.int64] | None = None
+        """Of all, until somebody joins or leaves: the memory knows an array again that cannot have changed."""
+        self._next_end: int | None = None
+        """`steps_to_next_end`, while it is known."""
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -31,6 +37,7 @@ class DecodeSet:
     def add(self, sequence: Sequence, step: int) -> None:
         """`step` is the one in which it sampled its newest token."""
         column, count = self._column(sequence), len(self)
+        self._frozen_ids = self._next_end = None
         self._table[:, column + 1 : count + 1] = self._table[:, column:count]
         turn = self._first_turn(step + 1) - 1
         self._table[:, column] = (sequence.seq_id, sequence.num_tokens, sequence.request.final_len, turn)
@@ -38,11 +45,13 @@ class DecodeSet:
 
     def remove(self, sequence: Sequence) -> None:
         column, count = self._column(sequence), len(self)
+        self._frozen_ids = self._next_end = None
         self._table[:, column : count - 1] = self._table[:, column + 1 : count]
         del self.sequences[column]
 
     def rebind(self, sequence: Sequence) -> None:
         """It has another memory id now."""
+        self._frozen_ids = None
         self._seq_ids[self._column(sequence)] = sequence.seq_id
 
     def pick(self, budget: int) -> Index:
@@ -59,12 +68,14 @@ class DecodeSet:
         return order[:budget]
 
     def at(self, index: Index) -> tuple[list[Sequence], NDArray[np.int64], NDArray[np.int32]]:
-        """Sequences, memory ids, and tokens known, as copies."""
-        if isinstance(index, slice):
-            sequences = self.sequences[index]
-        else:
-            sequences = [self.sequences[column] for column in index.tolist()]
-        return sequences, self._seq_ids[index].copy(), self._num_tokens[index].astype(np.int32)
+        """Sequences, memory ids (read-only), and tokens known, as copies; `index`: what `pick` returned."""
+        num_tokens = self._num_tokens[index].astype(np.int32)
+        if not isinstance(index, slice):
+            return [self.sequences[column] for column in index.tolist()], self._seq_ids[index], num_tokens
+        if self._frozen_ids is None:
+            self._frozen_ids = self._seq_ids[: len(self)].copy()
+            self._frozen_ids.flags.writeable = False
+        return self.sequences[:], self._frozen_ids, num_tokens
 
     def mark(self, index: Index, step: int) -> None:
         """Record that these decode in `step`."""
@@ -73,6 +84,8 @@ class DecodeSet:
 
     def at_last_token(self, step: int, num_tokens: int = 1) -> list[Sequence]:
         """Those for which the token sampled in `step`, the last of `num_tokens` in a row, is the last allowed."""
+        if num_tokens < self.steps_to_next_end():
+            return []
         count = len(self)
         last = self._num_tokens[:count] + num_tokens >= self._final_lens[:count]
         last &= self._turns[:count] >= self._first_turn(step)
@@ -81,12 +94,18 @@ class DecodeSet:
     def steps_to_next_end(self) -> int:
         """Steps until the first of them, if all decode in each, has the last token allowed."""
         count = len(self)
-        return int((self._final_lens[:count] - self._num_tokens[:count]).min())
+        if self._next_end is None:
+            left = self._final_lens[:count] - self._num_tokens[:count]
+            self._next_end = int(left.min()) if count else _NEVER
+        return self._next_end
 
     def advance(self, step: int, num_tokens: int = 1) -> None:
         """So many more tokens for each that decoded in `step` and has not left since."""
         count = len(self)
-        self._num_tokens[:count] += num_tokens * (self._turns[:count] >= self._first_turn(step))
+        decoded = self._turns[:count] >= self._first_turn(step)
+        if self._next_end is not None:
+            self._next_end = self._next_end - num_tokens if np.count_nonzero(decoded) == count else None
+        self._num_tokens[:count] += num_tokens * decoded
 
     def _first_turn(self, step: int) -> int:
         """Turns are numbered through all steps, at most one per column and step."""
