@@ -113,8 +113,10 @@ class SequenceMemory(ABC):
             raise InvalidSize(f"num_tokens has shape {num_tokens.shape} for {len(rows)} sequences.")
         before = self._tables.filled.take(rows)
         room = self._tables.lengths.take(rows) - before
-        wrong = (num_tokens < 0) | (num_tokens > room)
-        if wrong.any():
+        wrong = num_tokens > room
+        if num_tokens.ndim:
+            wrong |= num_tokens < 0
+        if np.count_nonzero(wrong):
             at = int(np.flatnonzero(wrong)[0])
             count = np.broadcast_to(num_tokens, rows.shape)[at]
             raise InvalidSize(

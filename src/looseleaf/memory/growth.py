@@ -62,9 +62,6 @@ def plan_growth(tables: BlockTables, pool: BlockPool, block_size: int, rows: Row
 def possible_steps(growth: Growth, num_free: int, most: int) -> int:
     """How often in a row sequences can grow as in `growth`, by one token, before `num_free` blocks are used up."""
     free = num_free - len(growth.copied)
-    # Each takes at most one block at once, and then one every `block_size` steps.
-    if free >= len(growth.rows) * (most // growth.block_size + 1):
-        return most
     room = growth.held.astype(np.int64) * growth.block_size - (growth.lengths - growth.num_tokens)
 
     def enough(steps: int) -> bool:

@@ -211,7 +211,10 @@ class BlockManager(SequenceMemory):
         rows = self._tables.rows(seqs)
         if not len(rows):
             return most
-        most = min(most, self.max_tokens_per_seq - int(self._tables.lengths.take(rows).max()))
+        most = min(most, self.max_tokens_per_seq - int(np.maximum.reduce(self._tables.lengths.take(rows))))
+        # Each copies one block at most, takes one at once at most, and then one every `block_size` steps.
+        if self._pool.num_free >= len(rows) * (most // self.block_size + 2):
+            return most
         return possible_steps(
             plan_growth(self._tables, self._pool, self.block_size, rows, 1), self._pool.num_free, most
         )

@@ -19,7 +19,6 @@ _NUM_BINS = math.ceil(math.log(LARGEST / SMALLEST) / _GROWTH) + 2
 _BOUNDS_ARRAY: NDArray[np.float64] = SMALLEST * np.exp(_GROWTH * np.arange(_NUM_BINS - 1))
 _BOUNDS = _BOUNDS_ARRAY.tolist()
 """Upper ends of all bins but the last."""
-_FEW = 12
 
 
 class LogHistogram:
@@ -43,21 +42,17 @@ class LogHistogram:
             self.largest = value
         self._bins[bisect_left(_BOUNDS, value)] += count
 
-    def add_all(self, values: NDArray[np.float64], count: int) -> None:
-        """Each of the values, which do not fall, `count` times; to the bit what `add` makes of them one by one."""
-        if len(values) <= _FEW:
-            for value in values.tolist():
-                self.add(value, count)
+    def add_all(self, values: NDArray[np.float64], counts: NDArray[np.int64]) -> None:
+        """Each of the values as often as its count says, to the bit what `add` makes of them one by one."""
+        some = counts > 0
+        values, counts = values[some], counts[some]
+        if not len(values):
             return
-        self.count += count * len(values)
-        sums = np.empty(len(values) + 1)
-        sums[0] = self.total
-        np.multiply(values, count, out=sums[1:])
-        self.total = float(np.add.accumulate(sums)[-1])
-        self.smallest = min(self.smallest, float(values[0]))
-        self.largest = max(self.largest, float(values[-1]))
-        bins = np.searchsorted(_BOUNDS_ARRAY, values)
-        self._bins += count * np.bincount(bins, minlength=_NUM_BINS)
+        self.count += int(counts.sum())
+        self.total = float(np.add.accumulate(np.concatenate([[self.total], values * counts]))[-1])
+        self.smallest = min(self.smallest, float(values.min()))
+        self.largest = max(self.largest, float(values.max()))
+        np.add.at(self._bins, np.searchsorted(_BOUNDS_ARRAY, values), counts)
 
     @property
     def mean(self) -> float:

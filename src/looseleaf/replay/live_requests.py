@@ -25,7 +25,9 @@ class LiveRequests:
     all its output, a negative one, which no prompt contains.
     """
 
-    def __init__(self, memory: KVMemory, log: RequestLog, *, shares: bool) -> None:
+    def __init__(self, memory: KVMemory, log: RequestLog, *, shares: bool, takes_turns: bool) -> None:
+        """`takes_turns`: a step may leave out sequences that decode."""
+        self._takes_turns = takes_turns
         self._memory = memory
         self._log = log
         self._itl = log.histograms["itl"]
@@ -91,10 +93,11 @@ class LiveRequests:
             if request.prefix is not None and sequence.state is SequenceState.WAITING:
                 sequence.prefix = Prefix(self._tokens[sequence][: sequence.prefill_len], request.prefix.scope)
 
-    def sampled(self, plan: StepPlan, seconds: float, now: float) -> None:
-        """The step, which took so long, has ended; nothing is committed yet."""
-        if plan.num_decodes:
-            self._itl.add(seconds, plan.num_decodes)
+    def sampled(self, plan: StepPlan, start: float, now: float) -> int:
+        """A step has ended; nothing is committed yet. Returns what `gaps` does of its decodes."""
+        late = self.gaps(plan.sequences[: plan.num_decodes], start, now, now) if self._takes_turns else 0
+        if plan.num_decodes == len(plan.sequences):
+            return late
         for at in np.flatnonzero(plan.num_samples[plan.num_decodes :]).tolist():
             sequence = plan.sequences[plan.num_decodes + at]
             live = self._live[sequence.request]
@@ -102,9 +105,22 @@ class LiveRequests:
                 live.first_token = now
             elif (last := self._last_token.pop(sequence, None)) is not None:
                 self._itl.add(now - last)
+            if self._takes_turns:
+                self._last_token.update((each, now) for each in (sequence, *sequence.request.pending_forks))
+        return late
 
-    def sampled_run(self, run: DecodeRun, seconds: NDArray[np.float64]) -> None:
-        self._itl.add_all(seconds, len(run.sequences))
+    def gaps(self, sequences: Iterable[Sequence], start: float, first_end: float, last_end: float) -> int:
+        """They have decoded in all steps from `start` to `last_end`, of which the first ended at `first_end`. Returns
+        how many of them were not in the step before, so that more time than the first step lies behind its token."""
+        if not self._takes_turns:
+            return 0
+        late = 0
+        for sequence in sequences:
+            if (last := self._last_token[sequence]) < start:
+                self._itl.add(first_end - last)
+                late += 1
+            self._last_token[sequence] = last_end
+        return late
 
     def ending(self, sequences: Iterable[Sequence], num_ahead: int = 0) -> None:
         """Before the commit that ends them: others may find what they have computed, this step included. `num_ahead`:
@@ -140,7 +156,10 @@ class LiveRequests:
         """After the commit that ended them."""
         for sequence in sequences:
             request = sequence.request
-            self._tokens.pop(sequence, None)
+            if self._tokens:
+                self._tokens.pop(sequence, None)
+            if self._last_token:
+                self._last_token.pop(sequence, None)
             if request.num_samples > 1:
                 self._num_left[request] -= 1
                 if self._num_left[request]:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from looseleaf.errors import RequestTooLarge
-from looseleaf.memory import SlotUsage, make_manager
+from looseleaf.memory import make_manager
 from looseleaf.memory.manager import BlockManager
 from looseleaf.replay.config import ReplayConfig
 from looseleaf.replay.cost import StepCost
@@ -17,9 +16,9 @@ from looseleaf.replay.errors import ReplayStuck
 from looseleaf.replay.live_requests import LiveRequests
 from looseleaf.replay.request_log import RequestLog
 from looseleaf.replay.result import ReplayResult, Totals, summed
-from looseleaf.replay.timeline import Reason, Timeline
+from looseleaf.replay.step_recorder import StepRecorder
+from looseleaf.replay.timeline import Timeline
 from looseleaf.scheduler import Scheduler, StepPlan
-from looseleaf.scheduler.runs import DecodeRun, Outlook
 
 if TYPE_CHECKING:
     from looseleaf.replay.trace import Trace, TraceRequest
@@ -78,9 +77,16 @@ class _Replay:
         self._scheduler = Scheduler(limits, self._memory)
         self._log = RequestLog(keep=keep_requests)
         self._timeline = Timeline(config.timeline_rows)
+        self._recorder = StepRecorder(
+            config.num_blocks * config.block_size, config.block_size, self._timeline, self._log.histograms["itl"]
+        )
         self._totals = Totals()
-        self._live = LiveRequests(self._memory, self._log, shares=config.shares_prefixes)
-        self._itl = self._log.histograms["itl"]
+        self._live = LiveRequests(
+            self._memory,
+            self._log,
+            shares=config.shares_prefixes,
+            takes_turns=limits.max_num_seqs > limits.max_num_batched_tokens,
+        )
         self._now = self._last_end = 0.0
         self._num_added = 0
 
@@ -127,10 +133,18 @@ class _Replay:
         self._live.admitted(plan.admitted, self._now)
         num_tokens = plan.num_tokens
         seconds = self._seconds(plan, num_tokens)
-        self._timeline.add(self._now, seconds, self._state(num_tokens), self._reason())
-        self._now += seconds
-        self._totals.steps += 1
-        self._live.sampled(plan, seconds, self._now)
+        start, self._now = self._now, self._now + seconds
+        late = self._live.sampled(plan, start, self._now)
+        self._recorder.add(
+            start,
+            seconds,
+            self._memory.usage(),
+            new_tokens=num_tokens,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            reason=scheduler.waiting_reason or "arrivals",
+            gaps=plan.num_decodes - late,
+        )
         due = scheduler.due(plan)
         self._live.ending(due)
         scheduler.commit(plan, due, self._now)
@@ -141,59 +155,44 @@ class _Replay:
     def _run_ahead(self, until: float | None) -> bool:
         """Steps that only decode, all up to the next event, in one go; False if the next step is not of that kind."""
         scheduler, totals = self._scheduler, self._totals
-        outlook = None if self._single_steps else scheduler.outlook(_MOST_STEPS)
+        outlook = None if self._single_steps else scheduler.outlook(min(_MOST_STEPS, self._recorder.room))
         if outlook is None or outlook.num_steps == 1:
             return False
+        num_seqs = outlook.num_seqs
         seconds = self._cost.decode_seconds(
-            num_seqs=outlook.num_seqs, context_tokens=outlook.context_tokens, num_steps=outlook.num_steps
+            num_seqs=num_seqs, context_tokens=outlook.context_tokens, num_steps=outlook.num_steps
         )
         times = np.empty(len(seconds) + 1)
         times[0] = self._now
         times[1:] = seconds
         np.add.accumulate(times, out=times)  # one after the other, as single steps would
-        if until is not None:
-            seconds = seconds[: int(np.searchsorted(times[:-1], until))]  # a step that has begun is not cut short
         count = len(seconds)
+        if until is not None and times[-2] >= until:  # a step that has begun is not cut short
+            count = int(times.searchsorted(until))
+            seconds = seconds[:count]
         before = self._memory.usage()
         run = scheduler.schedule_run(count)
-        self._record_run(outlook, run, before, times[:count], seconds)
         self._now = float(times[count])
-        totals.steps += count
-        totals.computed_tokens += count * outlook.num_seqs
+        self._recorder.add_run(
+            times[:count],
+            seconds,
+            before,
+            blocks_taken=run.blocks_taken,
+            copies=len(run.copies.source),
+            running=num_seqs,
+            waiting=scheduler.num_waiting,
+            reason=scheduler.waiting_reason or "arrivals",
+            late=self._live.gaps(run.sequences, float(times[0]), float(times[1]), self._now),
+        )
+        totals.computed_tokens += count * num_seqs
         totals.copies += len(run.copies.source)
-        self._live.sampled_run(run, seconds)
         due = scheduler.due_in_run(run)
-        self._live.ending(due, run.num_steps - 1)
+        self._live.ending(due, count - 1)
         scheduler.commit_run(run, due)
         self._live.decoded_run(run)
         self._live.ended(due, self._now)
         self._last_end = self._now
         return True
-
-    def _record_run(
-        self,
-        outlook: Outlook,
-        run: DecodeRun,
-        before: SlotUsage,
-        starts: NDArray[np.float64],
-        seconds: NDArray[np.float64],
-    ) -> None:
-        size, totals = self._config.block_size, self._totals
-        tokens = np.arange(1, run.num_steps + 1) * outlook.num_seqs
-        # Contiguous memory has reserved the slots; in paged memory nothing is left of what was reserved for prompts.
-        reserved = before.reserved - tokens if before.reserved else 0
-        tokens += before.token_states
-        free = before.free - np.cumsum(run.blocks_taken) * size
-        held = before.total - free
-        saved = before.saved_by_sharing - len(run.copies.source) * size
-        running, waiting = outlook.num_seqs, self._scheduler.num_waiting
-        totals.peak_blocks = max(totals.peak_blocks, int(held[-1]) // size)
-        totals.peak_running = max(totals.peak_running, running)
-        totals.peak_waiting = max(totals.peak_waiting, waiting)
-        cached = np.minimum(before.cached, free) if before.cached else 0
-        table_blocks = (held + saved) // size
-        states = (tokens, reserved, held - tokens - reserved, free, cached, saved, running, waiting, table_blocks)
-        self._timeline.add_run(starts, seconds, states, self._reason())
 
     def _seconds(self, plan: StepPlan, num_tokens: int) -> float:
         self._totals.computed_tokens += num_tokens
@@ -215,31 +214,12 @@ class _Replay:
             attention_pairs=pairs,
         )
 
-    def _state(self, num_tokens: int) -> tuple[int, ...]:
-        """The values of `MEASURES` as the step ends: what it computes has become tokens."""
-        usage, totals = self._memory.usage(), self._totals
-        running, waiting = self._scheduler.num_running, self._scheduler.num_waiting
-        held = usage.total - usage.free
-        totals.peak_blocks = max(totals.peak_blocks, held // self._config.block_size)
-        totals.peak_running = max(totals.peak_running, running)
-        totals.peak_waiting = max(totals.peak_waiting, waiting)
-        return (
-            usage.token_states + num_tokens,
-            usage.reserved - num_tokens,
-            usage.internal_fragmentation,
-            usage.free,
-            usage.cached,
-            usage.saved_by_sharing,
-            running,
-            waiting,
-            (held + usage.saved_by_sharing) // self._config.block_size,
-        )
-
-    def _reason(self) -> Reason:
-        return self._scheduler.waiting_reason or "arrivals"
-
     def _result(self) -> ReplayResult:
-        totals, scheduler = self._totals, self._scheduler
+        totals, scheduler, recorder = self._totals, self._scheduler, self._recorder
+        recorder.flush()
+        totals.steps = recorder.num_steps
+        totals.peak_blocks, totals.peak_running = recorder.peak_blocks, recorder.peak_running
+        totals.peak_waiting = recorder.peak_waiting
         totals.requests = self._log.num_finished
         totals.makespan = self._last_end
         for tenant in self._log.tenants.values():

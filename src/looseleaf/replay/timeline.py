@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -28,11 +27,6 @@ MEASURES = (
 `looseleaf.memory.SlotUsage`); running and waiting are sequences; table_blocks the entries of all block tables."""
 COLUMNS = ("seconds", *MEASURES, *(f"{reason}_seconds" for reason in REASONS))
 _FIRST_REASON = 1 + len(MEASURES)
-_FEW = 8
-"""So many steps are added one by one: calls of NumPy would take longer."""
-
-States: TypeAlias = tuple["NDArray[np.int64] | int", ...]
-"""The values of `MEASURES` of several steps: by step, or one for all."""
 
 
 class Timeline:
@@ -47,35 +41,24 @@ class Timeline:
         self._width = 1.0
         self._rows: list[list[float]] = []
 
-    def add(self, start: float, seconds: float, state: Sequence[int], reason: Reason) -> None:
-        row = self._row_at(start)
-        row[0] += seconds
-        at = 1
-        for value in state:
-            row[at] += seconds * value
-            at += 1
-        row[_FIRST_REASON + REASONS.index(reason)] += seconds
-
-    def add_run(
-        self, starts: NDArray[np.float64], seconds: NDArray[np.float64], states: States, reason: Reason
+    def add(
+        self,
+        starts: NDArray[np.float64],
+        seconds: NDArray[np.float64],
+        measures: NDArray[np.int64],
+        reasons: NDArray[np.int64],
     ) -> None:
-        """Several steps in a row."""
+        """Steps in a row: `measures` `[steps, len(MEASURES)]`, `reasons` as indices of `REASONS`."""
         count = len(starts)
-        if count <= _FEW:
-            columns = [[value] * count if isinstance(value, int) else value.tolist() for value in states]
-            for start, duration, *state in zip(starts.tolist(), seconds.tolist(), *columns, strict=True):
-                self.add(start, duration, state, reason)
-            return
         weighted = np.zeros((count + 1, len(COLUMNS)))
         weighted[1:, 0] = seconds
-        for column, values in enumerate(states, start=1):
-            np.multiply(seconds, values, out=weighted[1:, column])
-        weighted[1:, _FIRST_REASON + REASONS.index(reason)] = seconds
+        np.multiply(seconds[:, None], measures, out=weighted[1:, 1:_FIRST_REASON])
+        weighted[np.arange(1, count + 1), _FIRST_REASON + reasons] = seconds
         first = 0
         while first < count:
             row = self._row_at(float(starts[first]))
             end = (int(starts[first] // self._width) + 1) * self._width
-            last = count if starts[-1] < end else max(int(np.searchsorted(starts, end)), first + 1)
+            last = max(int(np.searchsorted(starts, end)), first + 1)
             weighted[first] = row
             row[:] = np.add.accumulate(weighted[first : last + 1])[-1].tolist()
             first = last
