@@ -8,9 +8,7 @@ from typing import Any
 
 from looseleaf.plan.fields import ConfigFields
 from looseleaf.plan.shape import ModelShape
-from looseleaf.plan.weights import DTYPES, QUANTIZED_PARTS
-
-UNKNOWN_FORMAT = "unknown"
+from looseleaf.plan.weights import DTYPES, QUANTIZED_PARTS, UNKNOWN_FORMAT
 
 
 def checkpoint_dtype(fields: ConfigFields) -> tuple[str, list[str]]:

@@ -10,6 +10,9 @@ from looseleaf.plan.shape import Attention, Dense, Experts, FeedForward, Layer, 
 
 SLIDING, FULL, CHUNKED, LINEAR = "sliding_attention", "full_attention", "chunked_attention", "linear_attention"
 
+MOST_LAYERS = 1 << 12
+"""Far above every published model: more is a damaged file, and must not become a list."""
+
 
 @dataclass(slots=True)
 class Basics:
@@ -26,7 +29,10 @@ class Basics:
 
     @property
     def num_layers(self) -> int:
-        return self.fields.integer("num_hidden_layers", "n_layer")
+        count = self.fields.integer("num_hidden_layers", "n_layer")
+        if count > MOST_LAYERS:
+            raise self.fields.wrong("num_hidden_layers", count, f"at most {MOST_LAYERS:,}")
+        return count
 
     @property
     def heads(self) -> int:
@@ -107,8 +113,10 @@ def llama(fields: ConfigFields) -> ModelShape:
 
 
 def mistral(fields: ConfigFields) -> ModelShape:
+    """Every layer sees a window, unless it is null; a configuration that does not mention it means 4,096."""
     basics = Basics(fields)
-    mixer = basics.window(basics.attention(), fields.optional("sliding_window"))
+    window = fields.optional("sliding_window") if "sliding_window" in fields.values else 4096
+    mixer = basics.window(basics.attention(), window)
     kinds = basics.layer_types([SLIDING] * basics.num_layers)
     full = replace(mixer, window=None)
     return basics.shape([Layer(mixer if kind == SLIDING else full, basics.dense()) for kind in kinds])

@@ -109,6 +109,7 @@ PATTERNS: tuple[Pattern, ...] = (
 
 _SGLANG_ONLY = (
     "max_total_num_tokens",
+    "mem-fraction-static",
     "KV Cache is allocated",
     "mem_fraction_static",
     "Load weight",

@@ -44,6 +44,9 @@ PARTS = ("attention", "mlp", "experts", "embedding", "head", "small")
 QUANTIZED_PARTS = ("attention", "mlp", "experts")
 """What --quantization rounds: the linear layers, without embedding and head."""
 
+UNKNOWN_FORMAT = "unknown"
+"""Stands for the parts of a checkpoint whose method is not known; the format is then the method's name."""
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -174,8 +177,17 @@ def weight_formats(shape: ModelShape, dtype: str | None = None, quantization: st
     if plain not in DTYPES:
         raise InvalidPlan(f"weights dtype is {plain!r}.", hint=f"Known: {', '.join(DTYPES)}.")
     formats = dict.fromkeys(PARTS, plain)
+    if quantization is None and dtype is None:
+        published = dict(shape.quantization)
+        if unknown := published.get(UNKNOWN_FORMAT):
+            raise InvalidPlan(
+                f"{shape.name} is quantised by a method that is not known here: {unknown}.",
+                hint="Say what its linear layers take with --quantization, or all weights with --weight-memory and "
+                "--quantization none.",
+            )
+        return formats | published
     if quantization is None:
-        return formats if dtype is not None else formats | dict(shape.quantization)
+        return formats
     if quantization == "none":
         return formats
     if quantization not in FORMAT_BITS:
