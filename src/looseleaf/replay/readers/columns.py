@@ -76,7 +76,9 @@ def as_table(frame: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataFrame:
         if meaning in {"tenant", "session"}:
             part = column.cast(pl.String).fill_null("")
         elif meaning == "arrival" and frame.schema[name] == pl.String:
-            part = pl.coalesce(column.str.strip_chars().cast(pl.Float64, strict=False), seconds_of(column))
+            part = _number(column, pl.String())
+            if frame.select(part).to_series().null_count():
+                part = pl.coalesce(part, seconds_of(column))
         elif meaning == "arrival" and frame.schema[name].is_temporal():
             part = column.cast(pl.Datetime("ns")).dt.epoch("ns") / 1e9
         elif meaning.startswith("arrival"):

@@ -12,10 +12,12 @@ import polars as pl
 from looseleaf.replay.errors import InvalidTrace
 from looseleaf.replay.readers.columns import AZURE, BURSTGPT, as_table, checked_columns, is_complete, known_columns
 from looseleaf.replay.readers.head import Head
-from looseleaf.replay.readers.source import open_source, read_head
+from looseleaf.replay.readers.source import LONGEST_LINE, open_source, read_head
 from looseleaf.replay.readers.table import TableBuilder
 
 CHUNK = 4 << 20
+MOST_QUOTED_BREAKS = 64
+"""In a text within quotes, at the end of a chunk."""
 
 
 class Csv:
@@ -56,29 +58,39 @@ def burstgpt() -> Csv:
 def chunks_of(path: Path) -> Iterator[tuple[bytes, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
     """The lines after the header in pieces, without empty ones, and the number of each."""
     with open_source(path) as source:
-        source.readline()
+        source.readline(LONGEST_LINE)
         number, rest = 2, b""
-        while True:
-            data = source.read(CHUNK)
-            whole, rest = _split(rest + data, last=not data)
-            lines = whole.split(b"\n")
-            numbers = [number + i for i, line in enumerate(lines) if line.strip()]
-            if numbers:
-                kept = whole if len(numbers) == len(lines) else b"\n".join(line for line in lines if line.strip())
-                yield kept, np.array(numbers, np.int64)
-            number += whole.count(b"\n") + 1
-            if not data:
-                return
+        while data := source.read(CHUNK):
+            whole, rest = _split(rest + data)
+            if len(rest) > LONGEST_LINE:
+                raise InvalidTrace(f"Line {number} of {path} is longer than {LONGEST_LINE >> 20} MiB.")
+            if whole:
+                yield from _numbered(whole, number)
+                number += whole.count(b"\n") + 1
+        yield from _numbered(rest.removesuffix(b"\n"), number)
 
 
-def _split(data: bytes, *, last: bool) -> tuple[bytes, bytes]:
+def _numbered(whole: bytes, number: int) -> Iterator[tuple[bytes, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+    """Lines, of which the first has this number, without empty ones."""
+    if whole and b"\n\n" not in whole and b"\n\r" not in whole and whole[:1] not in b"\r\n":
+        yield whole, number + np.arange(whole.count(b"\n") + 1)
+        return
+    lines = {i: line for i, line in enumerate(whole.split(b"\n"), number) if line.strip()}
+    if lines:
+        yield b"\n".join(lines.values()), np.fromiter(lines, np.int64)
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
     """Whole lines, without the last line break, and what is left over."""
-    if last:
-        return data.removesuffix(b"\n"), b""
-    end = data.rfind(b"\n")
-    while end >= 0 and data.count(b'"', 0, end) % 2:  # within quotes
-        end = data.rfind(b"\n", 0, end)
-    return (data[:end], data[end + 1 :]) if end >= 0 else (b"", data)
+    last = end = data.rfind(b"\n")
+    if data.count(b'"', 0, max(end, 0)) % 2:  # it may stand in a quoted text that began before
+        for _ in range(MOST_QUOTED_BREAKS):
+            end = data.rfind(b"\n", 0, end)
+            if end < 0 or not data.count(b'"', 0, end) % 2:
+                break
+        else:
+            end = last
+    return (data[:end], data[end + 1 :]) if end > 0 else (b"", data)
 
 
 def _parse(path: Path, chunk: bytes, names: list[str], separator: str) -> pl.DataFrame:

@@ -17,6 +17,7 @@ from looseleaf.replay.errors import InvalidTrace
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 LONGEST_LINE = 1 << 28
 """Bytes; what has longer lines is no file of lines."""
+PIECE = 1 << 17
 HEAD = 1 << 18
 """Bytes that the format is told by."""
 
@@ -32,8 +33,7 @@ def open_source(path: Path) -> Iterator[IO[bytes]]:
                 with gzip.GzipFile(fileobj=file) as unpacked:
                     yield io.BufferedReader(unpacked)
             elif magic == ZSTD:
-                with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as packed:
-                    yield io.BufferedReader(packed)
+                yield io.BufferedReader(_Zstandard(file))
             else:
                 yield file
     except FileNotFoundError:
@@ -42,6 +42,34 @@ def open_source(path: Path) -> Iterator[IO[bytes]]:
         raise InvalidTrace(f"{path} ends early or is damaged: {error}.", hint="Copy or download it again.") from error
     except OSError as error:
         raise InvalidTrace(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+class _Zstandard(io.RawIOBase):
+    """The frames of a file, unpacked. Unlike the library's own reader, it raises `EOFError` where the last is cut."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # a buffer of bytes
+        while not self._ready:
+            packed = self._frame.unused_data if self._frame.eof else b""
+            packed = packed or self._file.read(PIECE)
+            if not packed:
+                if not self._frame.eof:
+                    raise EOFError("the last frame is not whole")
+                return 0
+            if self._frame.eof:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._ready = memoryview(self._frame.decompress(packed))
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
 
 
 def read_head(path: Path) -> bytes:

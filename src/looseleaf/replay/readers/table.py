@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -31,6 +33,14 @@ TABLE = {"line": pl.Int64(), **COLUMNS}
 _DEFAULTS = {"tenant": "", "priority": 0, "session": "", "num_samples": 1}
 
 
+class SpillFolder:
+    """A folder for what does not fit into memory. It goes with this object."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="looseleaf-trace-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
 @dataclass(eq=False)
 class TableTrace(Trace):
     """A trace in frames, or in Parquet files with the columns of one."""
@@ -38,8 +48,8 @@ class TableTrace(Trace):
     parts: list[pl.DataFrame | Path]
     beginning: float = field(default=0.0, kw_only=True)
     """Where the times in the parts begin."""
-    folder: tempfile.TemporaryDirectory[str] | None = field(default=None, kw_only=True)
-    """Where the files are, if they are ours: it goes with the trace."""
+    folder: SpillFolder | None = field(default=None, kw_only=True)
+    """Where the files are, if they are ours."""
 
     def batches(self) -> Iterator[pl.DataFrame]:
         for part in self.parts:
@@ -71,7 +81,7 @@ class TableBuilder:
         self._frames: list[pl.DataFrame] = []
         self._bytes = 0
         self._spilled: list[Path] = []
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: SpillFolder | None = None
         self._num_requests = 0
         self._is_absolute = False
         self._seconds = 0.0  # per unit of the file's times; 0: not known yet
@@ -230,8 +240,8 @@ class TableBuilder:
     def _spill(self) -> None:
         if not self._frames:
             return
-        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="looseleaf-trace-")
-        path = Path(self._folder.name) / f"{len(self._spilled)}.parquet"
+        self._folder = self._folder or SpillFolder()
+        path = self._folder.path / f"{len(self._spilled)}.parquet"
         write_table(pl.concat(self._frames), path)
         self._spilled.append(path)
         self._frames, self._bytes = [], 0
@@ -249,7 +259,7 @@ class TableBuilder:
             within = (pl.col("arrival") >= start) & (pl.col("arrival") < end)
             piece = pl.concat([pl.scan_parquet(path).filter(within).collect() for path in self._spilled])
             if len(piece):
-                part = Path(self._folder.name) / f"ordered-{index}.parquet"
+                part = self._folder.path / f"ordered-{index}.parquet"
                 write_table(piece.sort("arrival", maintain_order=True), part)
                 parts.append(part)
         for path in self._spilled:
