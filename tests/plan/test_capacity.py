@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +125,11 @@ def test_answers_at_the_traffics_lengths() -> None:
     assert said["at your lengths"].amount == pytest.approx(2588 / 40)  # 552 + 75 tokens: 40 blocks
     assert said["all at their ends"].amount == pytest.approx(2588 / 44)  # 552 + 150: 44 blocks
     assert said["prefix hits at most"].text == "95.7%"
-    none = answers(replace_unit(found), parse_lengths("prompt=528,output=1"))
+    none = answers(found, parse_lengths("prompt=528,output=1"))
     assert {term.name: term for term in none.terms}["prefix hits at most"].text == "none"
-    with pytest.raises(InvalidPlan, match="longest request"):
-        answers(found, parse_lengths("prompt=32768,output=1"))
-
-
-def replace_unit(found: Capacity) -> Capacity:
-    return Capacity(found.shape, replace(found.settings, shareable_unit=528))
+    long = {term.name: term for term in answers(found, parse_lengths("prompt=32768,output=1")).terms}
+    assert long["your longest request"].text == "32,769"
+    assert "REFUSED" in long["your longest request"].how
 
 
 @pytest.mark.parametrize("text", ["", "prompt=1", "prompt=0,output=3", "prompt=5-2,output=3", "prompt=1,prompt=2", "x"])

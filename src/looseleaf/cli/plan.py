@@ -12,8 +12,10 @@ import typer
 from looseleaf.cli.command import command
 from looseleaf.cli.consoles import note, write
 from looseleaf.cli.options import OutputOptions
+from looseleaf.cli.replay_options import TraceOptions
 
 if TYPE_CHECKING:
+    from looseleaf.cli.plan_traffic import PoolSearch
     from looseleaf.plan.answers import Answers
     from looseleaf.plan.capacity import Capacity, PlanSettings
     from looseleaf.plan.derivation import Section
@@ -131,6 +133,26 @@ class PlanOptions:
             rich_help_panel=TRAFFIC,
         ),
     ] = None
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|SPEC",
+            help="The traffic itself, instead of its lengths: a trace file, or what to generate; see "
+            "[bold]looseleaf trace[/].",
+            rich_help_panel=TRAFFIC,
+        ),
+    ] = None
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ttft=2s,itl=100ms",
+            help="With --trace: find the smallest pool that meets these latencies, by replay.",
+            rich_help_panel=TRAFFIC,
+        ),
+    ] = None
+    slo_share: Annotated[
+        float, typer.Option(help="Share of the requests that must meet them.", rich_help_panel=TRAFFIC)
+    ] = 0.99
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the plan as a sheet.", rich_help_panel=TRAFFIC)
     ] = None
@@ -168,8 +190,12 @@ def register(app: typer.Typer) -> None:
     command(app, "plan")(plan)
 
 
-def plan(options: PlanOptions, output: OutputOptions) -> None:
+def plan(options: PlanOptions, reading: TraceOptions, output: OutputOptions) -> None:
     """Say what fits: from a model's configuration and a device to blocks, tokens and requests at once.
+
+        looseleaf plan -m llama-3.1-8b -H rtx-4090 --max-model-len 32768 --lengths prompt=800,output=200
+
+        looseleaf plan -m llama-3.1-8b -H rtx-4090 --trace chats.jsonl --slo ttft=2s,itl=100ms
 
     Every term is printed with where it comes from. An architecture that is not known is refused, not guessed. Ends
     with code 2 if not even one request of the maximum length fits.
@@ -179,39 +205,54 @@ def plan(options: PlanOptions, output: OutputOptions) -> None:
     if options.hardware == "list":
         draw_hardware(as_json=output.json)
         return
-    from looseleaf.plan.answers import answers
+    from looseleaf.cli.plan_traffic import lengths_of_trace, smallest_pool
     from looseleaf.plan.capacity import Capacity
-    from looseleaf.plan.derivation import derivation
+    from looseleaf.plan.errors import InvalidPlan
     from looseleaf.plan.lengths import parse_lengths
 
     shape, settings = find_shape(options.model, options.settings())
     capacity = Capacity(shape, settings)
+    if options.trace is not None and options.lengths is not None:
+        raise InvalidPlan("Both --trace and --lengths are given.", hint="Give one of them.")
+    if options.trace is None and options.slo is not None:
+        raise InvalidPlan("--slo is given without a trace.", hint="Give --trace: latencies are found by replay.")
     lengths = None if options.lengths is None else parse_lengths(options.lengths)
-    sections, found = derivation(capacity), answers(capacity, lengths)
-    report(options, output, capacity, sections, found, lengths)
+    search = None
+    if options.trace is not None:
+        source = reading.source(options.trace)
+        lengths, extent = lengths_of_trace(source)
+        if options.slo is not None and capacity.fits:
+            search = smallest_pool(capacity, source, extent, lengths, options.slo, options.slo_share)
+    _report(options, output, capacity, lengths, search)
 
 
-def report(
+def _report(
     options: PlanOptions,
     output: OutputOptions,
     capacity: Capacity,
-    sections: list[Section],
-    found: Answers,
     lengths: Lengths | None,
+    search: PoolSearch | None,
 ) -> None:
     """Prints the plan, and writes the sheet. Raises `DoesNotFit` if not even one request does."""
     from looseleaf.cli.plan_drawing import draw_plan
+    from looseleaf.plan.answers import answers
+    from looseleaf.plan.derivation import derivation
     from looseleaf.plan.errors import DoesNotFit
     from looseleaf.plan.sheet import sheet_rows, write_sheet
 
+    sections, found = derivation(capacity), answers(capacity, lengths)
     if options.csv is not None:
         given = [(name, value) for name, value in asdict(options).items() if value is not None and name != "csv"]
-        write_sheet(options.csv, sheet_rows(given, sections, found))
+        rows = sheet_rows(given, sections, found)
+        write_sheet(options.csv, rows if search is None else [*rows, *search.sheet_rows()])
         note(f"Wrote {options.csv}.")
     if output.json:
-        write(json.dumps(as_json(capacity, sections, found, lengths), indent=2) + "\n")
+        plain = as_json(capacity, sections, found, lengths)
+        write(json.dumps(plain if search is None else plain | {"smallest_pool": search.as_json()}, indent=2) + "\n")
     else:
         draw_plan(capacity, sections, found)
+        if search is not None:
+            search.draw()
     if not capacity.fits:
         raise DoesNotFit(
             needed=capacity.layout.request_bytes(capacity.max_model_len),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from looseleaf.plan.capacity import Capacity
 from looseleaf.plan.changes import Change, changes_that_fit
 from looseleaf.plan.derivation import Term
-from looseleaf.plan.errors import InvalidPlan
 from looseleaf.plan.hardware import GIB, format_size
 from looseleaf.plan.lengths import Lengths
 
@@ -20,12 +19,6 @@ class Answers:
 
 
 def answers(capacity: Capacity, lengths: Lengths | None = None) -> Answers:
-    """Raises `InvalidPlan` for lengths beyond the maximum."""
-    if lengths is not None and lengths.longest > capacity.max_model_len:
-        raise InvalidPlan(
-            f"The longest request has {lengths.longest:,} tokens, and max_model_len is {capacity.max_model_len:,}.",
-            hint="Raise max_model_len, or give shorter lengths.",
-        )
     terms = [*_pool_terms(capacity), *_length_terms(capacity, lengths)]
     if lengths is not None:
         terms += _sharing_terms(capacity, lengths)
@@ -95,6 +88,9 @@ def _length_terms(capacity: Capacity, lengths: Lengths | None) -> list[Term]:
         _per_request(capacity, lengths.at_end, f"of {lengths.at_end:,.0f} tokens"),
     ]
     running = max(min(int(on_average), seats), 1)
+    if lengths.longest > capacity.max_model_len:
+        how = f"tokens, beyond the maximum length of {capacity.max_model_len:,}: REFUSED when it comes"
+        terms.append(Term("your longest request", f"{lengths.longest:,}", how, lengths.longest, "tokens"))
     seconds = capacity.step_seconds(running, lengths.on_average)
     if seconds is not None and capacity.fits:
         how = f"of {running:,} sequences, at the published bandwidth: weights and contexts read once"

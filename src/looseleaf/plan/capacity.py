@@ -133,6 +133,18 @@ class Capacity:
             return self.num_blocks * self.layout.block_size
         return int(self.concurrency(self.max_model_len) * self.max_model_len)
 
+    def tokens_at(self, length: float) -> int:
+        """Tokens that fit in requests of `length`: what a pool without windows and states would have to hold."""
+        if self.layout.uniform:
+            return self.tokens
+        return int(self.concurrency(length) * length)
+
+    def bytes_of_tokens(self, tokens: int, length: float) -> int:
+        """The pool that `tokens_at` gives for `length`."""
+        whole = max(round(length), 1)
+        per_token = self.layout.bytes_per_token if self.layout.uniform else self.layout.request_bytes(whole) / whole
+        return int(tokens * per_token)
+
     @cached_property
     def longest_context(self) -> int:
         """The longest sequence of which one fits, up to what the model knows."""

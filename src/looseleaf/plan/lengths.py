@@ -12,16 +12,11 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of prompts and answers: their means, and the largest. Floats are means of a trace."""
+    """Mean tokens of prompts and of answers, and the tokens of the longest request, both together."""
 
     prompt: float
     output: float
-    longest_prompt: int
-    longest_output: int
-
-    @property
-    def longest(self) -> int:
-        return self.longest_prompt + self.longest_output
+    longest: int
 
     @property
     def at_end(self) -> float:
@@ -52,4 +47,4 @@ def parse_lengths(text: str) -> Lengths:
     if missing := {"prompt", "output"} - values.keys():
         raise InvalidPlan(f"The lengths {text[:100]!r} name no {missing.pop()}.", hint="Write prompt=N,output=N.")
     (p_low, p_high), (o_low, o_high) = values["prompt"], values["output"]
-    return Lengths((p_low + p_high) / 2, (o_low + o_high) / 2, p_high, o_high)
+    return Lengths((p_low + p_high) / 2, (o_low + o_high) / 2, p_high + o_high)
