@@ -114,3 +114,48 @@ def test_a_log_may_be_piped_in(cli: Run) -> None:
     code, _, errors = cli("explain-log", "/absent.log")
     assert code == 2
     assert "cannot be read" in errors
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LOOSELEAF_CACHE", str(tmp_path))
+
+
+TRAFFIC = (
+    "plan", "-m", "llama-3.1-8b", "-H", "rtx-4090", "--max-model-len", 4096, "--max-num-seqs", 256, "--quiet",
+    "--trace", "n=60,arrivals=poisson:20,prompt=uniform:100-200,output=uniform:50-100,seed=1",
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_smallest_pool_of_a_trace(cli: Run, tmp_path: Path) -> None:
+    code, output, errors = cli(*TRAFFIC, "--slo", "ttft=1s", "--json", "--csv", tmp_path / "plan.csv")
+    assert (code, errors) == (0, "")
+    found = json.loads(output)["smallest_pool"]
+    by_size = {each["num_blocks"]: each for each in found["tries"]}
+    answer = by_size[found["num_blocks"]]
+    assert answer["meets"]
+    assert answer["bytes"] == found["bytes"] == found["num_blocks"] * 2 * 2**20
+    assert found["num_blocks"] < found["device_blocks"]
+    assert all(not each["meets"] for size, each in by_size.items() if size < found["num_blocks"])
+    assert "smallest pool" in (tmp_path / "plan.csv").read_text(encoding="utf-8")
+    code, output, _ = cli(*TRAFFIC, "--slo", "ttft=1s")
+    text = " ".join(output.split())
+    assert f"{found['num_blocks']:,} blocks" in text
+    assert "more than it takes" in text
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_target_that_no_pool_can_meet(cli: Run) -> None:
+    code, _, errors = cli(*TRAFFIC, "--slo", "itl=1ms")
+    assert code == 2
+    assert "No pool meets the target" in errors
+
+
+def test_traffic_that_makes_no_sense(cli: Run) -> None:
+    assert "--trace" in cli("plan", "-m", "llama-3.1-8b", "-H", "h100", "--slo", "ttft=1s")[2]
+    assert "one of them" in cli(*TRAFFIC, "--lengths", "prompt=1,output=1")[2]
+    assert cli("plan", "-m", "llama-3.1-8b", "-H", "h100", "--trace", "/absent.jsonl")[0] == 2
+    code, _, errors = cli("plan", "-m", "llama-3.1-8b", "-H", "32GiB", "--trace", TRAFFIC[-1], "--slo", "ttft=1s")
+    assert code == 2
+    assert "bandwidth" in errors

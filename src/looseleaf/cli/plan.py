@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,7 +105,9 @@ class PlanOptions:
     max_model_len: Annotated[
         int | None,
         typer.Option(
-            help="Longest sequence, prompt and answer. Default: what the model knows.", rich_help_panel=ENGINE
+            help="Longest sequence, prompt and answer. Default: what the model knows; of a trace, what holds its "
+            "longest request.",
+            rich_help_panel=ENGINE,
         ),
     ] = None
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens per step.", rich_help_panel=ENGINE)] = 2048
@@ -210,19 +212,24 @@ def plan(options: PlanOptions, reading: TraceOptions, output: OutputOptions) -> 
     from looseleaf.plan.errors import InvalidPlan
     from looseleaf.plan.lengths import parse_lengths
 
-    shape, settings = find_shape(options.model, options.settings())
-    capacity = Capacity(shape, settings)
     if options.trace is not None and options.lengths is not None:
         raise InvalidPlan("Both --trace and --lengths are given.", hint="Give one of them.")
     if options.trace is None and options.slo is not None:
         raise InvalidPlan("--slo is given without a trace.", hint="Give --trace: latencies are found by replay.")
-    lengths = None if options.lengths is None else parse_lengths(options.lengths)
+    shape, settings = find_shape(options.model, options.settings())
+    if options.trace is None:
+        lengths = None if options.lengths is None else parse_lengths(options.lengths)
+        _report(options, output, Capacity(shape, settings), lengths, None)
+        return
+    source = reading.source(options.trace)
+    lengths, extent = lengths_of_trace(source)
+    if settings.max_model_len is None:
+        settings = replace(settings, max_model_len=min(shape.max_len, extent.model_len))
+        note(f"max_model_len {settings.max_model_len:,}: the power of two that holds the longest request.")
+    capacity = Capacity(shape, settings)
     search = None
-    if options.trace is not None:
-        source = reading.source(options.trace)
-        lengths, extent = lengths_of_trace(source)
-        if options.slo is not None and capacity.fits:
-            search = smallest_pool(capacity, source, extent, lengths, options.slo, options.slo_share)
+    if options.slo is not None and capacity.fits:
+        search = smallest_pool(capacity, source, extent, lengths, options.slo, options.slo_share)
     _report(options, output, capacity, lengths, search)
 
 
@@ -265,8 +272,6 @@ def _report(
 
 def find_shape(text: str, settings: PlanSettings) -> tuple[ModelShape, PlanSettings]:
     """The model, and the settings with what its file says of the weights (a GGUF file's own encodings)."""
-    from dataclasses import replace
-
     from looseleaf.plan.known_models import find_model
 
     if not text.endswith(".gguf"):

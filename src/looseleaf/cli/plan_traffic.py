@@ -18,9 +18,12 @@ from looseleaf.replay.extent import Extent, measure
 from looseleaf.replay.goodput import Slo
 from looseleaf.replay.roofline import Roofline
 from looseleaf.replay.settings import Settings
-from looseleaf.replay.smallest_pool import PoolTry, SmallestPool, Target, find_smallest_pool
+from looseleaf.replay.smallest_pool import CLIFF, PoolTry, SmallestPool, Target, find_smallest_pool
 from looseleaf.replay.sources import TraceSource
 from looseleaf.replay.store import ResultStore, default_folder
+
+WORTH_A_PROCESS = 4000
+"""Requests of a trace whose replay takes longer than the start of another process."""
 
 
 def lengths_of_trace(source: TraceSource) -> tuple[Lengths, Extent]:
@@ -109,8 +112,10 @@ class PoolSearch:
 
 
 def _around(found: SmallestPool) -> list[PoolTry]:
-    """The tries from half to one and a half times the answer: the cliff."""
-    return [each for each in found.tries if 0.45 <= each.num_blocks / found.num_blocks <= 1.6]
+    """The answer, and what was tried nearest to each of the multiples that show the cliff."""
+    wanted = [share * found.num_blocks for share in (*CLIFF, 1.0)]
+    nearest = {min(found.tries, key=lambda each: abs(each.num_blocks - size)).num_blocks for size in wanted}
+    return [each for each in found.tries if each.num_blocks in nearest]
 
 
 def _seconds(value: float) -> str:
@@ -146,6 +151,7 @@ def smallest_pool(
         cost,
         target,
         ResultStore(default_folder()),
+        processes=1 if extent.requests < WORTH_A_PROCESS else None,
         told=lambda each: note(f"  {each.num_blocks:,} blocks: {each.share:.1%}{' within' if each.meets else ''}"),
     )
     return PoolSearch(capacity, lengths, source.name, base.num_blocks, found)
