@@ -289,12 +289,16 @@ class BlockManager(SequenceMemory):
         self._emit_free(seq, request_id, blocks, returned)
 
     def usage(self) -> SlotUsage:
-        """Where every slot is; O(sequences), and O(held blocks) while any block is shared."""
+        """Where every slot is; O(sequences), and O(held blocks) while a block is shared that is not full yet."""
         tables, size = self._tables, self.block_size
         held = self.num_blocks - self._pool.num_free
         tokens = int(tables.filled.sum(dtype=np.int64))
         begun = int(tables.lengths.sum(dtype=np.int64))
-        if self._pool.num_shared:
+        shared = self._pool.num_shared
+        if shared and self._only_full_are_shared():
+            tokens -= shared * size
+            begun -= shared * size
+        elif shared:
             # Holders of a block may reach differently far into it: it holds what the furthest of them has there. But
             # while one of them computes it, in the very step in which others share it already, only what that one has.
             rows, columns, blocks = tables.entries()
@@ -316,9 +320,23 @@ class BlockManager(SequenceMemory):
             internal_fragmentation=held * size - begun,
             free=free,
             largest_free_run=free,
-            saved_by_sharing=self._pool.num_shared * size,
+            saved_by_sharing=shared * size,
             cached=self._pool.num_cached * size,
         )
+
+    def _only_full_are_shared(self) -> bool:
+        """No sequence has a block that another one holds too and that it has not filled itself."""
+        tables = self._tables
+        rows = tables.live_rows()
+        full = tables.filled.take(rows) // self.block_size
+        left = tables.num_blocks.take(rows) - full
+        starts = rows * tables.width + full
+        if len(rows) and int(np.maximum.reduce(left)) > 1:
+            offsets = np.arange(int(np.add.reduce(left))) - np.repeat(left.cumsum() - left, left)
+            entries = np.repeat(starts, left) + offsets
+        else:
+            entries = starts[left > 0]
+        return not np.count_nonzero(self._pool.refcounts.take(tables.flat.take(entries)) > 1)
 
     def _require_free(self, needed: int) -> None:
         if needed > self._pool.num_free:
