@@ -147,8 +147,9 @@ def test_the_smallest_pool_of_a_trace(cli: Run, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("own_cache")
 def test_a_target_that_no_pool_can_meet(cli: Run) -> None:
-    code, _, errors = cli(*TRAFFIC, "--slo", "itl=1ms")
+    code, output, errors = cli(*TRAFFIC, "--slo", "itl=1ms")
     assert code == 2
+    assert "tokens that fit" in output
     assert "No pool meets the target" in errors
 
 

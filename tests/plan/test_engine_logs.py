@@ -34,6 +34,24 @@ def test_vllm_with_blocks() -> None:
     assert [check.agrees for check in found.checks] == [True, True, True]
 
 
+def test_vllm_with_every_term() -> None:
+    found = explained("vllm_v0_profile", "llama-3.1-8b")
+    terms = {"device": "23.55 GiB", "weights": "7.97 GiB", "activations": "1.20 GiB", "outside torch": "0.13 GiB"}
+    assert figures(found) | terms == figures(found)
+    *agree, against_model = found.checks
+    assert all(check.agrees for check in agree)
+    assert "0.50×" in against_model.says  # it ran on two devices
+
+
+def test_layers_that_keep_differently() -> None:
+    found = explained("vllm_hybrid")
+    assert figures(found)["attention block"] == "528"
+    assert "neither slots" in next(each.meaning for each in found.meanings if each.figure == "tokens")
+    (check,) = found.checks
+    assert not check.agrees
+    assert "requests, not tokens, are what counts" in check.says
+
+
 def test_vllm_refuses_a_length() -> None:
     found = explained("vllm_v0_refused")
     assert figures(found)["concurrency"] == "0.82×"

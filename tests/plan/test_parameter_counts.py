@@ -55,6 +55,7 @@ SMALL: list[dict[str, Any]] = [
     {"model_type": "falcon", "multi_query": True, "bias": True},
     {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
     {"model_type": "falcon", "multi_query": False, "parallel_attn": False, "alibi": True},
+    {"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 64},
     {"model_type": "starcoder2", "use_bias": True},
     {"model_type": "gemma", "head_dim": 32},
     {"model_type": "gemma2", "head_dim": 32},

@@ -46,6 +46,7 @@ def test_parameters(published: Published, name: str) -> None:
         ("falcon-7b", 8_192),
         ("falcon-40b", 60 * 2 * 8 * 64 * 2),
         ("deepseek-v3", 70_272),
+        ("opt-13b", 800 * 1024),
         ("smollm2-135m", 30 * 2 * 3 * 64 * 2),
     ],
 )

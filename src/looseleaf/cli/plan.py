@@ -211,6 +211,7 @@ def plan(options: PlanOptions, reading: TraceOptions, output: OutputOptions) -> 
     from looseleaf.plan.capacity import Capacity
     from looseleaf.plan.errors import InvalidPlan
     from looseleaf.plan.lengths import parse_lengths
+    from looseleaf.replay.smallest_pool import TargetOutOfReach
 
     if options.trace is not None and options.lengths is not None:
         raise InvalidPlan("Both --trace and --lengths are given.", hint="Give one of them.")
@@ -227,10 +228,15 @@ def plan(options: PlanOptions, reading: TraceOptions, output: OutputOptions) -> 
         settings = replace(settings, max_model_len=min(shape.max_len, extent.model_len))
         note(f"max_model_len {settings.max_model_len:,}: the power of two that holds the longest request.")
     capacity = Capacity(shape, settings)
-    search = None
+    search, out_of_reach = None, None
     if options.slo is not None and capacity.fits:
-        search = smallest_pool(capacity, source, extent, lengths, options.slo, options.slo_share)
+        try:
+            search = smallest_pool(capacity, source, extent, lengths, options.slo, options.slo_share)
+        except TargetOutOfReach as error:
+            out_of_reach = error
     _report(options, output, capacity, lengths, search)
+    if out_of_reach is not None:  # the last word, after what fits
+        raise out_of_reach
 
 
 def _report(

@@ -209,6 +209,18 @@ def falcon(fields: ConfigFields) -> ModelShape:
     return basics.shape([Layer(mixer, Dense(inner, gated=False, bias=bias), norms)] * basics.num_layers)
 
 
+def opt(fields: ConfigFields) -> ModelShape:
+    """Full attention, learned positions (two more than max_position_embeddings), a bias everywhere."""
+    basics = Basics(fields, tied=True, norm_bias=True)
+    if fields.integer("word_embed_proj_dim", default=basics.hidden) != basics.hidden:
+        raise fields.wrong("word_embed_proj_dim", fields.values["word_embed_proj_dim"], "hidden_size")
+    bias = fields.flag("enable_bias", default=True)
+    mixer = replace(basics.attention(kv_heads=basics.heads), qkv_bias=bias, out_bias=bias)
+    part = Dense(fields.integer("ffn_dim"), gated=False, bias=bias)
+    shape = basics.shape([Layer(mixer, part)] * basics.num_layers)
+    return replace(shape, extra_embedding=(basics.max_len + 2) * basics.hidden)
+
+
 def starcoder2(fields: ConfigFields) -> ModelShape:
     basics = Basics(fields, tied=True, norm_bias=True)
     bias = fields.flag("use_bias", default=True)

@@ -12,7 +12,7 @@ from looseleaf.plan.hardware import GIB, format_size
 from looseleaf.plan.log_figures import Check, Figures, Meaning
 from looseleaf.plan.log_lines import Engine, read_lines
 from looseleaf.plan.sglang_log import sglang_checks, sglang_meanings, sglang_verdict
-from looseleaf.plan.vllm_log import vllm_checks, vllm_meanings, vllm_verdict
+from looseleaf.plan.vllm_log import layers_differ, vllm_checks, vllm_meanings, vllm_verdict
 
 
 @dataclass(slots=True)
@@ -66,6 +66,8 @@ def _model_checks(log: Figures, capacity: Capacity | None) -> Iterator[Check]:
     if not tokens or not cache:
         return
     per_token = cache * GIB / tokens
+    if capacity is None and layers_differ(log):
+        return
     if capacity is None:
         yield Check(
             "bytes per token", True, f"{cache:,.2f} GiB / {tokens:,.0f} = about {per_token:,.0f} bytes per token"

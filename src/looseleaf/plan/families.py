@@ -13,6 +13,7 @@ from looseleaf.plan.decoders import (
     llama,
     mistral,
     mixtral,
+    opt,
     phi3,
     qwen2,
     qwen3,
@@ -42,6 +43,7 @@ READERS: Mapping[str, Callable[[ConfigFields], ModelShape]] = {
     "gemma4_text": gemma4,
     "mixtral": mixtral,
     "starcoder2": starcoder2,
+    "opt": opt,
     "gpt_oss": gpt_oss,
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,
@@ -64,7 +66,7 @@ ARCHITECTURES = frozenset(
     f"{stem}For{task}"
     for task, stems in {
         "CausalLM": "Llama Mistral Qwen2 Qwen3 Qwen3Moe Phi3 Falcon RW Gemma Gemma2 Gemma3 Gemma4 Mixtral Starcoder2 "
-        "GptOss DeepseekV2 DeepseekV3 DeepseekV32 KimiK2 Llama4 Qwen3_5 Qwen3_5Moe Qwen3Next DeciLM NemotronH "
+        "OPT GptOss DeepseekV2 DeepseekV3 DeepseekV32 KimiK2 Llama4 Qwen3_5 Qwen3_5Moe Qwen3Next DeciLM NemotronH "
         "MiMoV2Flash",
         "ConditionalGeneration": "Gemma3 Gemma4 Llama4 Qwen3_5 Qwen3_5Moe Mistral3",
     }.items()

@@ -171,7 +171,7 @@ class ModelShape:
     norm_bias: bool = False
     head_bias: bool = False
     extra_embedding: int = 0
-    """Numbers looked up, not multiplied: per-layer token embeddings."""
+    """Numbers looked up, not multiplied: per-layer token embeddings, learned positions."""
     quantization: tuple[tuple[str, str], ...] = ()
     """The checkpoint's own: (part, format) for parts of `weights.PARTS`; empty: every weight in `dtype`."""
     kv_dtype: str | None = None

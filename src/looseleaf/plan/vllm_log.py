@@ -48,22 +48,29 @@ def vllm_meanings(log: Figures) -> Iterator[Meaning]:
 
 
 def _tokens_meaning(log: Figures) -> str:
-    if _hybrid(log):
-        return (
-            "that fit in requests of the maximum length (concurrency × length): layers keep differently, so this is "
-            "no number of slots"
-        )
-    return "slots of the whole pool, shared by all requests; not the longest request"
+    if not layers_differ(log):
+        return "slots of the whole pool, shared by all requests; not the longest request"
+    if _concurrency_agrees(log):
+        return "that fit in requests of the maximum length (concurrency × length): no number of slots"
+    return "blocks × their size / kinds of layers, which keep differently: neither slots nor what requests can hold"
 
 
-def _hybrid(log: Figures) -> bool:
-    """Whether the layers keep differently, as far as the log shows."""
-    if "attention_block" in log:
+def layers_differ(log: Figures) -> bool:
+    """Whether layers keep differently (windows, states), as far as the log shows."""
+    if "attention_block" in log or not _concurrency_agrees(log):
         return True
     if not log.has("tokens", "blocks"):
         return False
     slots = log["blocks"] * log.get("block_size", 16)
     return not math.isclose(slots, log["tokens"], rel_tol=TOLERANCE)
+
+
+def _concurrency_agrees(log: Figures) -> bool:
+    """Whether tokens / length is the concurrency; also where the log does not tell."""
+    if not log.has("tokens", "concurrency", "concurrency_len"):
+        return True
+    expected = log["tokens"] / log["concurrency_len"]
+    return abs(expected - log["concurrency"]) <= max(0.0051, TOLERANCE * expected)
 
 
 def vllm_checks(log: Figures) -> Iterator[Check]:
