@@ -52,16 +52,17 @@ class GeneratedTrace(Trace):
         spec = self.spec
         first_own = spec.system_tokens * spec.system_prompts
         for start in range(0, spec.n, BATCH):
-            size = min(BATCH, spec.n - start)
-            own = spec.prompt.draw(draws.prompt, size)
+            # Whole batches are drawn, so that a longer trace begins as a shorter one does.
+            own, output = spec.prompt.draw(draws.prompt, BATCH), spec.output.draw(draws.output, BATCH)
             runs = None
             if spec.system_tokens:
-                system = draws.system.integers(0, spec.system_prompts, size) * spec.system_tokens
+                system = draws.system.integers(0, spec.system_prompts, BATCH) * spec.system_tokens
                 # Each begins with an id of its own, and so has nothing in common with another from there on.
-                firsts = np.stack([system, first_own + np.arange(start, start + size)], axis=1)
-                runs = firsts, np.stack([np.full(size, spec.system_tokens), own], axis=1)
-            output, tenants = spec.output.draw(draws.output, size), _tenants(spec, draws, size)
-            yield self._frame(clock(size), own + spec.system_tokens, output, runs, tenants)
+                firsts = np.stack([system, first_own + np.arange(start, start + BATCH)], axis=1)
+                runs = firsts, np.stack([np.full(BATCH, spec.system_tokens), own], axis=1)
+            tenants = _tenants(spec, draws, BATCH)
+            frame = self._frame(clock(BATCH), own + spec.system_tokens, output, runs, tenants)
+            yield frame.head(spec.n - start)
 
     def _frame(
         self,

@@ -47,6 +47,7 @@ def parse_spec(text: str) -> GeneratorSpec:
             )
         given[key] = value
     if published := given.pop("lengths", None):
+        _PARSERS["lengths"](published)
         given = {"prompt": published, "output": published, **given}
     if missing := [key for key in ("n", "prompt", "output") if key not in given]:
         raise InvalidSpec(
