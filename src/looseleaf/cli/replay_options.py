@@ -37,22 +37,26 @@ class TraceOptions:
         str, typer.Option(metavar="fatal|skip", help="What lines that cannot be used do.", rich_help_panel=TRACE)
     ] = "fatal"
 
-    def source(self, text: str) -> TraceSource:
-        """Raises `ConfigurationError` for a column map that is none."""
-        from looseleaf.replay.sources import TraceSource
+    arrivals: Annotated[
+        str | None,
+        typer.Option(
+            metavar="poisson:RATE",
+            help="Other times for the requests, in their order: all, regular:RATE, poisson:RATE, gamma:RATE:CV or "
+            "onoff:RATE:ON:OFF.",
+            rich_help_panel=TRACE,
+        ),
+    ] = None
 
-        pairs = []
-        for entry in self.columns.split(",") if self.columns else ():
-            name, equals, column = entry.partition("=")
-            if not (equals and name.strip() and column.strip()):
-                raise ConfigurationError(
-                    f"--columns {entry!r} is not understood.", hint="Write arrival=ts,prompt=in,output=out."
-                )
-            pairs.append((name.strip(), column.strip()))
+    def source(self, text: str) -> TraceSource:
+        """Raises `ConfigurationError`, and `InvalidTrace` for a column map that is none."""
+        from looseleaf.replay.sources import TraceSource
+        from looseleaf.replay.trace_source import parse_columns
+
         if self.bad_lines not in ("fatal", "skip"):
             raise ConfigurationError(f"--bad-lines is {self.bad_lines!r}.", hint="Write fatal or skip.")
         bad_lines: BadLines = "skip" if self.bad_lines == "skip" else "fatal"
-        return TraceSource(text, format=self.format, columns=tuple(pairs), bad_lines=bad_lines)
+        columns = () if self.columns is None else tuple(parse_columns(self.columns).items())
+        return TraceSource(text, self.format, columns, bad_lines, self.arrivals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +14,34 @@ from looseleaf.replay.trace_source import open_trace
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """A file, or the specification of a generator, and how it is read."""
+    """A file, or the description of what to generate, and how it is read."""
 
     text: str
-    """A path, or a specification such as "n=450,arrivals=poisson:10,prompt=uniform:800-1200"."""
+    """A path, or a description such as "n=450,arrivals=poisson:10,prompt=uniform:800-1200,output=500"."""
     format: str | None = None
     columns: tuple[tuple[str, str], ...] = ()
     bad_lines: BadLines = "fatal"
-
-    @property
-    def is_file(self) -> bool:
-        return "=" not in self.text or Path(self.text).exists()
+    arrivals: str | None = None
+    """Times that the requests get instead of their own, such as poisson:4."""
 
     @property
     def name(self) -> str:
-        return Path(self.text).name if self.is_file else self.text
+        return Path(self.text).name if Path(self.text).exists() else self.text
 
     def open(self) -> Trace:
         """Raises what `open_trace` raises."""
-        return open_trace(self.text, format=self.format, columns=dict(self.columns) or None, bad_lines=self.bad_lines)
+        return open_trace(
+            self.text,
+            format=self.format,
+            columns=dict(self.columns) or None,
+            bad_lines=self.bad_lines,
+            arrivals=self.arrivals,
+        )
 
     def identity(self) -> dict[str, Any]:
         """What its requests follow from: the content of the file, not its name."""
-        content = self.text if not self.is_file else _digest(Path(self.text))
-        return {"content": content, "format": self.format, "columns": self.columns, "bad_lines": self.bad_lines}
+        path = Path(self.text)
+        return asdict(self) | {"text": _digest(path) if path.is_file() else self.text}
 
 
 def _digest(path: Path) -> str:
