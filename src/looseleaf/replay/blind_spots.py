@@ -19,6 +19,13 @@ CONSTRAINTS: dict[Constraint, str] = {
 }
 
 
+REMEDIES: dict[Constraint, str] = {
+    "seats": "raise --max-num-seqs, or lower the pool",
+    "budget": "raise --max-num-batched-tokens, or lower the pool",
+    "blocks": "raise the pool",
+}
+
+
 def blind_spots(cells: Sequence[Cell], *, shares: bool) -> list[str]:
     """One sentence for each axis, and each group of cells along it, that shows nothing of what it is meant to.
 
@@ -66,21 +73,16 @@ def _order_matters(cell: Cell) -> bool:
 
 def _sentence(axis: Axis, outcomes: Sequence[Outcome], where: str) -> str:
     wanted = " or ".join(CONSTRAINTS[each] for each in axis.acts_on)
-    limits = {each: max(outcome.bound[each] for outcome in outcomes) for each in CONSTRAINTS}
-    limit = max((each for each in limits if each not in axis.acts_on), key=lambda each: limits[each])
-    if limit == "arrivals":
+    limits = {each: max(outcome.bound[each] for outcome in outcomes) for each in REMEDIES if each not in axis.acts_on}
+    limit = max(limits, key=lambda each: limits[each], default="arrivals")
+    if limits.get(limit, 0.0) <= RARELY:
         instead = "Requests came no faster than they were served. Try more of them, or a smaller pool"
         instead += "." if "blocks" in axis.acts_on else " or fewer sequences."
     else:
-        remedy = {
-            "seats": "raise --max-num-seqs, or lower the pool",
-            "budget": "raise --max-num-batched-tokens, or lower the pool",
-            "blocks": "raise the pool",
-        }[limit]
         instead = (
             f"{CONSTRAINTS[limit][0].upper() + CONSTRAINTS[limit][1:]} bound instead, up to {limits[limit]:.0%} of "
         )
-        instead += f"the time: {remedy} to see one."
+        instead += f"the time: {REMEDIES[limit]} to see one."
     return (
         f"{axis.title}{where}: no request had to wait for {wanted}, so latency and throughput cannot differ. {instead}"
     )
