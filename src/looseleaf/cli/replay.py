@@ -18,7 +18,8 @@ from looseleaf import __version__
 from looseleaf.cli.command import command
 from looseleaf.cli.consoles import counted, note, stdout, warn, write
 from looseleaf.cli.options import OutputOptions
-from looseleaf.cli.replay_options import RESULTS, SWEEP, SYSTEM, SweepOptions, SystemOptions, TraceOptions
+from looseleaf.cli.replay_options import RESULTS, SWEEP, SYSTEM, SweepOptions, SystemOptions, source_of
+from looseleaf.cli.trace_options import TraceOptions
 from looseleaf.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,17 +35,10 @@ def register(app: typer.Typer) -> None:
 
 
 def replay_command(
-    trace_options: TraceOptions,
+    trace: TraceOptions,
     system: SystemOptions,
     sweep: SweepOptions,
     output: OutputOptions,
-    trace: Annotated[
-        str,
-        typer.Argument(
-            help="A trace file; what to generate, as n=1000,arrivals=poisson:5,prompt=uniform:100-900,"
-            f"output=uniform:50-200; or the word {PAPER}, for the figures of the PagedAttention paper."
-        ),
-    ],
     compare: Annotated[
         bool,
         typer.Option(
@@ -95,7 +89,8 @@ def replay_command(
         int | None, typer.Option(help="Cells replayed at once. Default: one per core.", min=1, rich_help_panel=RESULTS)
     ] = None,
 ) -> None:
-    """Replay a trace under one setting, or compare many.
+    """Replay a trace under one setting, or compare many. In place of a trace, the word [bold]paper[/] stands for the
+    figures of the PagedAttention paper.
 
         looseleaf replay conversation.jsonl.gz --compare --html report.html
 
@@ -104,6 +99,12 @@ def replay_command(
     The scheduler and the memory are the very ones that serve; a cost model says how long each step takes, so a replay
     is deterministic and takes seconds. Each finished cell is kept: Ctrl-C loses only those in progress.
     """
+    if trace.trace == PAPER:
+        from looseleaf.cli.paper_table import show_paper
+
+        show_paper(results, output, fresh=fresh, processes=processes)
+        return
+
     from looseleaf.replay.blind_spots import blind_spots
     from looseleaf.replay.extent import measure
     from looseleaf.replay.goodput import Slo
@@ -115,7 +116,8 @@ def replay_command(
 
     target = None if slo is None else Slo.parse(slo)
     varied = sweep.varied()
-    source = trace_options.source(trace)
+    store = ResultStore(results or default_folder())
+    source = source_of(trace, store.folder)
     extent = measure(source)
     longest = extent.model_len if max_model_len == AUTO else AXES["block_size"].values(max_model_len)[0]
     serving = build_system(
@@ -140,7 +142,6 @@ def replay_command(
             hint="Give one value each with --compare, or leave it out.",
         )
     settings = default_comparison(base, shares=extent.shares) if compare else combinations(base, several)
-    store = ResultStore(results or default_folder())
     try:
         with _progress(len(settings), shown=not output.quiet) as progress:
             cells = run_matrix(

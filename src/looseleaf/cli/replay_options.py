@@ -8,55 +8,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from looseleaf.cli.trace_options import TraceOptions
 from looseleaf.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from looseleaf.replay.sources import TraceSource
     from looseleaf.replay.trace import BadLines
 
-TRACE, SYSTEM, SWEEP, RESULTS = "Trace", "System", "What is compared (several values: commas)", "Results"
+SYSTEM, SWEEP, RESULTS = "System", "What is compared (several values: commas)", "Results"
 
 
-@dataclass(frozen=True, slots=True)
-class TraceOptions:
-    """How a trace is read."""
+def source_of(options: TraceOptions, folder: Path) -> TraceSource:
+    """The trace in a form that other processes can open. Texts are counted once, and their lengths kept in `folder`.
 
-    format: Annotated[
-        str | None,
-        typer.Option(help="Format of the file, where its content does not tell.", rich_help_panel=TRACE),
-    ] = None
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=COLUMN,…",
-            help="Of a CSV file: arrival=ts,prompt=in,output=out, and tenant, priority, session, samples.",
-            rich_help_panel=TRACE,
-        ),
-    ] = None
-    bad_lines: Annotated[
-        str, typer.Option(metavar="fatal|skip", help="What lines that cannot be used do.", rich_help_panel=TRACE)
-    ] = "fatal"
+    Raises what `TraceOptions.open` raises.
+    """
+    from looseleaf.replay.readers.parquet import write_parquet
+    from looseleaf.replay.sources import TraceSource, digest_of, digest_of_file
+    from looseleaf.replay.trace_source import parse_columns
 
-    arrivals: Annotated[
-        str | None,
-        typer.Option(
-            metavar="poisson:RATE",
-            help="Other times for the requests, in their order: all, regular:RATE, poisson:RATE, gamma:RATE:CV or "
-            "onoff:RATE:ON:OFF.",
-            rich_help_panel=TRACE,
-        ),
-    ] = None
-
-    def source(self, text: str) -> TraceSource:
-        """Raises `ConfigurationError`, and `InvalidTrace` for a column map that is none."""
-        from looseleaf.replay.sources import TraceSource
-        from looseleaf.replay.trace_source import parse_columns
-
-        if self.bad_lines not in ("fatal", "skip"):
-            raise ConfigurationError(f"--bad-lines is {self.bad_lines!r}.", hint="Write fatal or skip.")
-        bad_lines: BadLines = "skip" if self.bad_lines == "skip" else "fatal"
-        columns = () if self.columns is None else tuple(parse_columns(self.columns).items())
-        return TraceSource(text, self.format, columns, bad_lines, self.arrivals)
+    path = Path(options.trace)
+    if options.tokenizer is not None and path.is_file():
+        name = digest_of([digest_of_file(path), options.tokenizer, options.format, options.columns, options.arrivals])
+        counted = folder / f"{name}.parquet"
+        if not counted.exists():
+            trace = options.open()
+            folder.mkdir(parents=True, exist_ok=True)
+            write_parquet(trace, counted)
+        return TraceSource(str(counted), title=path.name)
+    if options.bad_lines not in ("fatal", "skip"):
+        raise ConfigurationError(f"--bad-lines is {options.bad_lines!r}.", hint="Choose fatal or skip.")
+    columns = () if options.columns is None else tuple(parse_columns(options.columns).items())
+    bad_lines: BadLines = "skip" if options.bad_lines == "skip" else "fatal"
+    return TraceSource(options.trace, options.format, columns, bad_lines, options.arrivals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from looseleaf.replay.matrix import Cell
 from looseleaf.replay.outcome import Outcome
 from looseleaf.replay.settings import AXES, PAGED, Axis, Constraint, alike_but_for
 
-RARELY = 0.005
-"""Of the busy time: what binds for less changes no figure that is shown."""
+RARELY = 0.02
+"""Of the busy time: what binds for less hardly changes a figure."""
 
 CONSTRAINTS: dict[Constraint, str] = {
     "blocks": "blocks",
@@ -74,8 +74,8 @@ def _order_matters(cell: Cell) -> bool:
 def _sentence(axis: Axis, outcomes: Sequence[Outcome], where: str) -> str:
     wanted = " or ".join(CONSTRAINTS[each] for each in axis.acts_on)
     limits = {each: max(outcome.bound[each] for outcome in outcomes) for each in REMEDIES if each not in axis.acts_on}
-    limit = max(limits, key=lambda each: limits[each], default="arrivals")
-    if limits.get(limit, 0.0) <= RARELY:
+    limit = max(limits, key=lambda each: limits[each], default=None)
+    if limit is None or limits[limit] <= RARELY:
         instead = "Requests came no faster than they were served. Try more of them, or a smaller pool"
         instead += "." if "blocks" in axis.acts_on else " or fewer sequences."
     else:
@@ -83,6 +83,6 @@ def _sentence(axis: Axis, outcomes: Sequence[Outcome], where: str) -> str:
             f"{CONSTRAINTS[limit][0].upper() + CONSTRAINTS[limit][1:]} bound instead, up to {limits[limit]:.0%} of "
         )
         instead += f"the time: {REMEDIES[limit]} to see one."
-    return (
-        f"{axis.title}{where}: no request had to wait for {wanted}, so latency and throughput cannot differ. {instead}"
-    )
+    most = max(outcome.bound[each] for outcome in outcomes for each in axis.acts_on)
+    waited = "no request had to wait" if most == 0 else f"requests waited {most:.1%} of the time or less"
+    return f"{axis.title}{where}: {waited} for {wanted}, so latency and throughput can hardly differ. {instead}"

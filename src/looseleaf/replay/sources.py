@@ -23,10 +23,12 @@ class TraceSource:
     bad_lines: BadLines = "fatal"
     arrivals: str | None = None
     """Times that the requests get instead of their own, such as poisson:4."""
+    title: str = ""
+    """What it is called instead of `text`."""
 
     @property
     def name(self) -> str:
-        return Path(self.text).name if Path(self.text).exists() else self.text
+        return self.title or (Path(self.text).name if Path(self.text).exists() else self.text)
 
     def open(self) -> Trace:
         """Raises what `open_trace` raises."""
@@ -41,10 +43,10 @@ class TraceSource:
     def identity(self) -> dict[str, Any]:
         """What its requests follow from: the content of the file, not its name."""
         path = Path(self.text)
-        return asdict(self) | {"text": _digest(path) if path.is_file() else self.text}
+        return asdict(self) | {"text": digest_of_file(path) if path.is_file() else self.text, "title": ""}
 
 
-def _digest(path: Path) -> str:
+def digest_of_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, hashlib.blake2b).hexdigest()
 
