@@ -12,7 +12,7 @@ import typer
 from looseleaf.cli.command import command
 from looseleaf.cli.consoles import note, write
 from looseleaf.cli.options import OutputOptions
-from looseleaf.cli.replay_options import TraceOptions
+from looseleaf.cli.trace_options import ReadingOptions
 
 if TYPE_CHECKING:
     from looseleaf.cli.plan_traffic import PoolSearch
@@ -192,7 +192,7 @@ def register(app: typer.Typer) -> None:
     command(app, "plan")(plan)
 
 
-def plan(options: PlanOptions, reading: TraceOptions, output: OutputOptions) -> None:
+def plan(options: PlanOptions, reading: ReadingOptions, output: OutputOptions) -> None:
     """Say what fits: from a model's configuration and a device to blocks, tokens and requests at once.
 
         looseleaf plan -m llama-3.1-8b -H rtx-4090 --max-model-len 32768 --lengths prompt=800,output=200

@@ -18,8 +18,8 @@ from looseleaf import __version__
 from looseleaf.cli.command import command
 from looseleaf.cli.consoles import counted, note, stdout, warn, write
 from looseleaf.cli.options import OutputOptions
-from looseleaf.cli.replay_options import RESULTS, SWEEP, SYSTEM, SweepOptions, SystemOptions, source_of
-from looseleaf.cli.trace_options import TraceOptions
+from looseleaf.cli.replay_options import RESULTS, SWEEP, SYSTEM, SweepOptions, SystemOptions
+from looseleaf.cli.trace_options import ReadingOptions, TraceText
 from looseleaf.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def register(app: typer.Typer) -> None:
 
 
 def replay_command(
-    trace: TraceOptions,
+    trace: TraceText,
+    reading: ReadingOptions,
     system: SystemOptions,
     sweep: SweepOptions,
     output: OutputOptions,
@@ -99,7 +100,7 @@ def replay_command(
     The scheduler and the memory are the very ones that serve; a cost model says how long each step takes, so a replay
     is deterministic and takes seconds. Each finished cell is kept: Ctrl-C loses only those in progress.
     """
-    if trace.trace == PAPER:
+    if trace == PAPER:
         from looseleaf.cli.paper_table import show_paper
 
         show_paper(results, output, fresh=fresh, processes=processes)
@@ -117,7 +118,7 @@ def replay_command(
     target = None if slo is None else Slo.parse(slo)
     varied = sweep.varied()
     store = ResultStore(results or default_folder())
-    source = source_of(trace, store.folder)
+    source = reading.source(trace)
     extent = measure(source)
     longest = extent.model_len if max_model_len == AUTO else AXES["block_size"].values(max_model_len)[0]
     serving = build_system(

@@ -4,43 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from looseleaf.cli.trace_options import TraceOptions
 from looseleaf.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from looseleaf.replay.sources import TraceSource
-    from looseleaf.replay.trace import BadLines
-
 SYSTEM, SWEEP, RESULTS = "System", "What is compared (several values: commas)", "Results"
-
-
-def source_of(options: TraceOptions, folder: Path) -> TraceSource:
-    """The trace in a form that other processes can open. Texts are counted once, and their lengths kept in `folder`.
-
-    Raises what `TraceOptions.open` raises.
-    """
-    from looseleaf.replay.readers.parquet import write_parquet
-    from looseleaf.replay.sources import TraceSource, digest_of, digest_of_file
-    from looseleaf.replay.trace_source import parse_columns
-
-    path = Path(options.trace)
-    if options.tokenizer is not None and path.is_file():
-        name = digest_of([digest_of_file(path), options.tokenizer, options.format, options.columns, options.arrivals])
-        counted = folder / f"{name}.parquet"
-        if not counted.exists():
-            trace = options.open()
-            folder.mkdir(parents=True, exist_ok=True)
-            write_parquet(trace, counted)
-        return TraceSource(str(counted), title=path.name)
-    if options.bad_lines not in ("fatal", "skip"):
-        raise ConfigurationError(f"--bad-lines is {options.bad_lines!r}.", hint="Choose fatal or skip.")
-    columns = () if options.columns is None else tuple(parse_columns(options.columns).items())
-    bad_lines: BadLines = "skip" if options.bad_lines == "skip" else "fatal"
-    return TraceSource(options.trace, options.format, columns, bad_lines, options.arrivals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import typer
 from looseleaf.cli.command import command
 from looseleaf.cli.consoles import counted, note, stdout, warn, write
 from looseleaf.cli.options import OutputOptions
-from looseleaf.cli.trace_options import TraceOptions
+from looseleaf.cli.trace_options import ReadingOptions, TraceText
 from looseleaf.errors import InvalidRequest
 
 
@@ -28,7 +28,8 @@ def register(app: typer.Typer) -> None:
 
 
 def describe(
-    trace: TraceOptions,
+    trace: TraceText,
+    reading: ReadingOptions,
     output: OutputOptions,
     plot: Annotated[bool, typer.Option("--plot", help="Draw lengths and the course of time, too.")] = False,
     block_size: Annotated[
@@ -50,7 +51,7 @@ def describe(
 
     from looseleaf.replay.describe import describe as read
 
-    described = read(trace.open(), block_size=block_size, window=window)
+    described = read(reading.open(trace), block_size=block_size, window=window)
     if output.json:
         write(json.dumps(described.to_dict(), indent=2) + "\n")
         return
@@ -63,7 +64,8 @@ def describe(
 
 
 def convert(
-    trace: TraceOptions,
+    trace: TraceText,
+    reading: ReadingOptions,
     output: OutputOptions,
     to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="The file to write.")],
 ) -> None:
@@ -73,7 +75,7 @@ def convert(
     """
     from looseleaf.replay.readers.parquet import write_parquet
 
-    found = trace.open()
+    found = reading.open(trace)
     write_parquet(found, to)
     for each in found.origin.skipped:
         warn(f"Left out: {counted(each.count, 'line')}: {each.reason}, the first in line {each.first_line}.")

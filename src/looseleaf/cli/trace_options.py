@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,21 +11,26 @@ import typer
 from looseleaf.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from looseleaf.replay.trace import Tokenize, Trace
+    from looseleaf.replay.sources import TraceSource
+    from looseleaf.replay.trace import BadLines, Tokenize, Trace
 
 TRACE = "Trace"
 
 
+TraceText = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|DESCRIPTION",
+        help="A trace file, its format told by its content, or a trace to generate: "
+        "n=450,arrivals=poisson:10,prompt=uniform:800-1200,output=uniform:4000-6000.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
-class TraceOptions:
-    trace: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|DESCRIPTION",
-            help="A trace file, its format told by its content, or a trace to generate: "
-            "n=450,arrivals=poisson:10,prompt=uniform:800-1200,output=uniform:4000-6000.",
-        ),
-    ]
+class ReadingOptions:
+    """How a trace is read."""
+
     format: Annotated[
         str | None,
         typer.Option(help="The file's format, instead of looking at its content.", rich_help_panel=TRACE),
@@ -63,26 +69,53 @@ class TraceOptions:
         ),
     ] = None
 
-    def open(self) -> Trace:
+    def open(self, trace: str) -> Trace:
         """Raises `InvalidTrace`, `InvalidSpec` and `InvalidRequest`."""
-        from looseleaf.replay.trace_source import open_trace, parse_columns
+        from looseleaf.replay.trace_source import open_trace
 
-        if self.bad_lines not in {"fatal", "skip"}:
-            raise InvalidRequest(f"--bad-lines is {self.bad_lines!r}.", hint="Choose fatal or skip.")
         return open_trace(
-            self.trace,
+            trace,
             format=self.format,
-            columns=None if self.columns is None else parse_columns(self.columns),
+            columns=self.column_map,
             tokenizer=None if self.tokenizer is None else load_tokenizer(self.tokenizer),
-            bad_lines="skip" if self.bad_lines == "skip" else "fatal",
+            bad_lines=self.checked_bad_lines,
             arrivals=self.arrivals,
         )
+
+    def source(self, trace: str) -> TraceSource:
+        """The trace in a form that other processes can open. Texts are counted once, and their lengths kept.
+
+        Raises what `open` raises for options, and for files of texts.
+        """
+        from looseleaf.replay.readers.parquet import write_parquet
+        from looseleaf.replay.sources import TraceSource, digest_of, digest_of_file
+        from looseleaf.replay.store import default_folder
+
+        path = Path(trace)
+        if self.tokenizer is not None and path.is_file():
+            counted = default_folder() / f"{digest_of([digest_of_file(path), asdict(self)])}.parquet"
+            if not counted.exists():
+                counted.parent.mkdir(parents=True, exist_ok=True)
+                write_parquet(self.open(trace), counted)
+            return TraceSource(str(counted), title=path.name)
+        columns = tuple((self.column_map or {}).items())
+        return TraceSource(trace, self.format, columns, self.checked_bad_lines, self.arrivals)
+
+    @property
+    def column_map(self) -> dict[str, str] | None:
+        from looseleaf.replay.trace_source import parse_columns
+
+        return None if self.columns is None else parse_columns(self.columns)
+
+    @property
+    def checked_bad_lines(self) -> BadLines:
+        if self.bad_lines not in {"fatal", "skip"}:
+            raise InvalidRequest(f"--bad-lines is {self.bad_lines!r}.", hint="Choose fatal or skip.")
+        return "skip" if self.bad_lines == "skip" else "fatal"
 
 
 def load_tokenizer(name: str) -> Tokenize:
     """What turns texts into token ids: of a tokenizer.json, or of a model with one. Raises `InvalidRequest`."""
-    from pathlib import Path
-
     import tokenizers
 
     from looseleaf.models.store import resolve_model
