@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from looseleaf.memory import BlockManager, Prefix
+from looseleaf.replay.trace import read_trace
 
 TRACES = Path(os.environ.get("LOOSELEAF_SHARED", Path(__file__).parents[2] / "shared")) / "traces"
 UNBOUNDED = 60_000
@@ -36,22 +35,20 @@ KNOWN = (
 )
 
 
-def read_prompts(trace: Trace) -> Iterator[tuple[int, list[int]]]:
-    """Prompt tokens, and the ids of the prompt's blocks: each stands for its block and all before it."""
-    with gzip.open(TRACES / trace.file, "rt") as lines:
-        for line in lines:
-            request = json.loads(line)
-            blocks = request.get("hash_ids")
-            if blocks is None:
-                blocks = [first + i for first, count in request["hash_runs"] for i in range(count)]
-            yield request["input_length"], blocks
+def read_prompts(trace: Trace) -> list[tuple[int, NDArray[np.int32]]]:
+    """Lengths and tokens of the prompts, session after session: so the known figures were counted."""
+    requests = list(read_trace(TRACES / trace.file).requests())
+    turn = {session: i for i, session in enumerate(dict.fromkeys(request.session for request in requests))}
+    requests.sort(key=lambda request: turn[request.session])
+    return [(len(tokens), tokens) for request in requests if (tokens := request.token_ids()) is not None]
 
 
 def naive_hit_rate(trace: Trace, capacity: int) -> float:
     """A dictionary of block ids in the order of their last use, a prompt's end before its beginning."""
     used: OrderedDict[int, None] = OrderedDict()
     asked = found = 0
-    for length, blocks in read_prompts(trace):
+    for length, tokens in read_prompts(trace):
+        blocks = tokens[:: trace.block_size].tolist()  # a block's first token stands for it and all before it
         servable = blocks[: (length - 1) // trace.block_size]
         hits = next((i for i, block in enumerate(servable) if block not in used), len(servable))
         asked += length
@@ -70,8 +67,8 @@ def hit_rate(trace: Trace, capacity: int) -> float:
     size = trace.block_size
     memory = BlockManager(capacity, size, max_num_seqs=1)
     asked = found = 0
-    for length, blocks in read_prompts(trace):
-        tokens = np.repeat(np.array(blocks, np.int32), size)[: min(length, capacity * size)]
+    for length, prompt in read_prompts(trace):
+        tokens = prompt[: capacity * size]
         memory.step += 1
         admission = memory.admit_prefix(Prefix(tokens))
         memory.register(admission.seq, tokens, len(tokens))
