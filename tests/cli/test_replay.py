@@ -95,11 +95,22 @@ def test_files(replay: Cli, tmp_path: Path) -> None:
     assert set(timeline["cell"].unique()) == set(cells["cell"])
 
 
+def test_measured_step_times(replay: Cli, tmp_path: Path) -> None:
+    cost = tmp_path / "cost.json"
+    parameters = {"step": 0.5, "token": 0.0, "crossover": 0.0, "sample": 0.0, "context": 0.0, "pair": 0.0}
+    cost.write_text(json.dumps({"kind": "calibrated", "parameters": parameters}))
+    document = as_json(replay, "n=1,prompt=8,output=11", *POOL, "--cost", cost)
+    assert document["cells"][0]["latencies"]["tpot"]["mean"] == pytest.approx(0.5)
+    code, _, errors = replay("n=1,prompt=8,output=11", "--cost", cost)
+    assert code == 2
+    assert "Give --pool-tokens" in errors
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["nowhere.jsonl"], "nowhere.jsonl"),
-        (["n=0,prompt=5,output=5"], "n is 0"),
+        (["n=0,prompt=5,output=5"], "n is '0'"),
         ([TRACE, "--block-size", "sixteen"], "--block-size 'sixteen' is not understood"),
         ([TRACE, "--allocator", "slab"], "--allocator 'slab'"),
         ([TRACE, "--slo", "p99=2s"], "'p99=2s' is no latency target"),

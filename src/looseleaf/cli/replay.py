@@ -124,6 +124,7 @@ def replay_command(
     serving = build_system(
         system.model,
         system.hardware,
+        cost=system.cost,
         kv_cache_dtype=system.kv_cache_dtype,
         tensor_parallel=system.tensor_parallel_size,
         memory_utilization=system.memory_utilization,

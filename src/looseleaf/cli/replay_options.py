@@ -18,12 +18,23 @@ class SystemOptions:
     """What serves: it gives the pool, where none is given, and what a step costs."""
 
     model: Annotated[
-        str,
-        typer.Option("--model", "-m", help="A name, a config.json, or a folder with one.", rich_help_panel=SYSTEM),
-    ] = "llama-3.1-8b"
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A name, a config.json, or a folder with one. Default: llama-3.1-8b.",
+            rich_help_panel=SYSTEM,
+        ),
+    ] = None
     hardware: Annotated[
-        str, typer.Option(help="A device by name: see [bold]looseleaf plan[/].", rich_help_panel=SYSTEM)
-    ] = "a100-40gb"
+        str | None,
+        typer.Option(
+            "--hardware",
+            "-H",
+            help="A device by name ([bold]looseleaf plan --hardware list[/] shows all). Default: a100-40gb.",
+            rich_help_panel=SYSTEM,
+        ),
+    ] = None
     cost: Annotated[
         Path | None,
         typer.Option(

@@ -68,6 +68,8 @@ class Roofline:
             "kind": "roofline",
             "model": self.model.whole.name,
             "tensor_parallel": self.model.tensor_parallel,
+            "weight_bytes": self.model.weight_bytes,
+            "kv_bytes_per_token": self.model.kv_bytes_per_token,
             "hardware": hardware.name,
             "bytes_per_second": self._bytes_per_second,
             "flops_per_second": self._flops_per_second,
