@@ -23,7 +23,7 @@ from looseleaf.engine.sampling_params import SamplingParams
 from looseleaf.errors import InvalidRequest
 from looseleaf.memory.factory import ALLOCATORS
 
-COMMANDS = ("generate", "chat", "serve", "bench", "show-memory", "quality", "models", "env")
+COMMANDS = ("generate", "chat", "serve", "bench", "calibrate", "show-memory", "quality", "models", "env")
 OPTION_OF = {
     "include_stop_str_in_output": "--include-stop",
     "stop_token_ids": "--stop-token-id",

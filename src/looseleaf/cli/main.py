@@ -9,6 +9,7 @@ import typer
 from looseleaf import __version__
 from looseleaf.cli import (
     bench,
+    calibrate,
     chat,
     env,
     explain_log,
@@ -54,6 +55,7 @@ generate.register(app)
 chat.register(app)
 serve.register(app)
 bench.register(app)
+calibrate.register(app)
 replay.register(app)
 show_memory.register(app)
 quality.register(app)

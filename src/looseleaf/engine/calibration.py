@@ -40,18 +40,20 @@ BATCHES = (
     Batch(16, 16),
     Batch(64, 16),
     Batch(1, 512),
-    Batch(32, 64),
     Batch(16, 256),
-    Batch(64, 128),
+    Batch(64, 64),
+    Batch(32, 256),
     Batch(8, 1024),
+    Batch(64, 256),
 )
-"""From the quickest to the longest; those that come after the time is over are left out."""
+"""The first ones are measured in any case, the others as far as the time allows."""
+_FIRST = 6
 DECODE_STEPS = 8
 _WARMUP = Batch(8, 32)
 
 
 def measure_steps(engine: Engine, *, most_seconds: float = 25.0, rounds: int = 2) -> list[StepSample]:
-    """Run batches through an idle engine, in `rounds` or until the time is over, the first round of all in any case.
+    """Run batches through an idle engine, in `rounds`, as far as the time allows.
 
     Decode steps of one batch are one sample, with the median of their times. The prefix cache is emptied before each
     batch.
@@ -60,19 +62,23 @@ def measure_steps(engine: Engine, *, most_seconds: float = 25.0, rounds: int = 2
     started = time.perf_counter()
     samples: list[StepSample] = []
     list(_steps(engine, _WARMUP, rng))
-    for round_number in range(rounds):
-        for batch in _possible(engine):
-            if round_number and time.perf_counter() - started > most_seconds:
-                return samples
-            engine.reset_prefix_cache()
-            steps = list(_steps(engine, batch, rng))
-            # The first step after another batch finds caches that are not its own.
-            decodes = [step for step in steps if step.num_tokens == step.num_seqs == batch.num_seqs]
-            samples += [step for step in steps if step.num_tokens > step.num_seqs]
-            if decodes:
-                middle = decodes[len(decodes) // 2]
-                samples.append(middle._replace(seconds=median(step.seconds for step in decodes)))
+    for number, batch in enumerate(_possible(engine) * rounds):
+        left = most_seconds - (time.perf_counter() - started)
+        if number >= _FIRST and left < batch.num_seqs * batch.prompt_len * _seconds_per_token(samples):
+            continue
+        engine.reset_prefix_cache()
+        steps = list(_steps(engine, batch, rng))
+        samples += [step for step in steps if step.num_tokens > step.num_seqs]
+        decodes = [step for step in steps if step.num_tokens == step.num_seqs == batch.num_seqs]
+        if decodes:
+            middle = decodes[len(decodes) // 2]
+            samples.append(middle._replace(seconds=median(step.seconds for step in decodes)))
     return samples
+
+
+def _seconds_per_token(samples: list[StepSample]) -> float:
+    largest = max(samples, key=lambda step: step.num_tokens)
+    return largest.seconds / largest.num_tokens
 
 
 def _possible(engine: Engine) -> list[Batch]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,7 +21,16 @@ from looseleaf.replay.timeline import Timeline
 from looseleaf.scheduler import Scheduler, StepPlan
 
 if TYPE_CHECKING:
-    from looseleaf.replay.trace import Trace, TraceRequest
+    from looseleaf.replay.trace import TraceRequest
+
+
+class Traffic(Protocol):
+    """What is replayed: a `Trace`, or anything that gives requests in order of arrival."""
+
+    name: str
+
+    def requests(self) -> Iterator[TraceRequest]: ...
+
 
 Progress = Callable[[int, float], None]
 """Told, now and then, how many requests have ended and what time it is."""
@@ -32,7 +41,7 @@ _MOST_STEPS = 1024
 
 
 def replay(
-    trace: Trace,
+    trace: Traffic,
     config: ReplayConfig,
     cost: StepCost,
     *,
@@ -52,7 +61,7 @@ def replay(
 class _Replay:
     def __init__(
         self,
-        trace: Trace,
+        trace: Traffic,
         config: ReplayConfig,
         cost: StepCost,
         progress: Progress | None,
