@@ -75,7 +75,7 @@ def draw_plots(trace: Description, width: int) -> Iterator[str]:
     for name, values in charts.items():
         pieces = [values[i : i + merge] for i in range(0, len(values), merge)]
         shown = [max(piece) if name == "Working set" else sum(piece) for piece in pieces]
-        each = "" if name == "Working set" else f" in {trace.bucket_seconds * merge:g} s"
+        each = "" if name == "Working set" else f" in {spoken(trace.bucket_seconds * merge)}"
         yield ""
         yield f"{name}{each}, over {spoken(trace.bucket_seconds * len(buckets))}"
         yield from chart(shown)

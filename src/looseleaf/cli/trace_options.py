@@ -115,15 +115,24 @@ class ReadingOptions:
 
 
 def load_tokenizer(name: str) -> Tokenize:
-    """What turns texts into token ids: of a tokenizer.json, or of a model with one. Raises `InvalidRequest`."""
+    """What turns texts into token ids: of a tokenizer.json, or of a model.
+
+    Raises `InvalidRequest`, and `ModelError` where a model has none.
+    """
+    path = Path(name)
+    if path.suffix == ".json":
+        return _of_file(path)
+    from looseleaf.models.store import resolve_model
+    from looseleaf.models.tokenizer import Tokenizer
+
+    found = resolve_model(name).path
+    tokenizer = Tokenizer.from_folder(found) if found.is_dir() else Tokenizer.from_gguf(found)
+    return lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
+def _of_file(path: Path) -> Tokenize:
     import tokenizers
 
-    from looseleaf.models.store import resolve_model
-
-    path = Path(name)
-    if path.suffix != ".json":
-        path = resolve_model(name).path
-        path = path / "tokenizer.json" if path.is_dir() else path
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from dataclasses import dataclass, field
 
 from looseleaf.replay.trace import Runs
@@ -30,8 +31,10 @@ class PrefixTree:
         """Different ones: what an unbounded cache holds."""
         self.working_set = 0
         """Of them, those used within the window."""
-        self._expiring: list[tuple[float, int, _Node]] = []
-        self._num_pushed = 0
+        self._uses: deque[tuple[float, _Node]] = deque()
+        self._splits: list[tuple[float, int, _Node]] = []
+        """What was split off after its last use: a heap, for these come in any order of their use."""
+        self._num_splits = 0
 
     def add(self, runs: Runs | None, prompt_tokens: int, now: float) -> int:
         """Tokens of the prompt that were there already, from its beginning; `runs` is None where it shares nothing."""
@@ -62,7 +65,8 @@ class PrefixTree:
         tail = _Node(node.first + length, node.length - length, node.used, node.children)
         node.length, node.children = length, {tail.first: tail}
         if node.used >= self._expired:
-            self._push(tail)
+            self._num_splits += 1
+            heapq.heappush(self._splits, (tail.used, self._num_splits, tail))
 
     def _use(self, node: _Node, now: float, *, is_new: bool = False) -> None:
         if is_new or node.used < self._expired:
@@ -70,15 +74,15 @@ class PrefixTree:
         elif node.used == now:
             return
         node.used = now
-        self._push(node)
-
-    def _push(self, node: _Node) -> None:
-        self._num_pushed += 1
-        heapq.heappush(self._expiring, (node.used, self._num_pushed, node))
+        self._uses.append((now, node))
 
     def _expire(self, now: float) -> None:
         self._expired = now - self._window
-        while self._expiring and self._expiring[0][0] < self._expired:
-            used, _, node = heapq.heappop(self._expiring)
+        while self._uses and self._uses[0][0] < self._expired:
+            used, node = self._uses.popleft()
+            if node.used == used:
+                self.working_set -= node.length
+        while self._splits and self._splits[0][0] < self._expired:
+            used, _, node = heapq.heappop(self._splits)
             if node.used == used:
                 self.working_set -= node.length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -165,7 +166,9 @@ class Retimed(Trace):
     """Another trace's requests, in its order, at times of their own."""
 
     def __init__(self, trace: Trace, arrivals: Arrivals, seed: int = 0) -> None:
-        super().__init__(name=trace.name, num_requests=trace.num_requests, unit=trace.unit, origin=trace.origin)
+        notes = (*trace.origin.notes, "The times are not the trace's own: they were drawn for this reading.")
+        origin = replace(trace.origin, notes=notes)
+        super().__init__(name=trace.name, num_requests=trace.num_requests, unit=trace.unit, origin=origin)
         self._trace, self._arrivals, self._seed = trace, arrivals, seed
 
     def batches(self) -> Iterator[pl.DataFrame]:

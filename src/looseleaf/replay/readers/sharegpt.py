@@ -59,7 +59,8 @@ class ShareGpt:
                     except Contradiction as error:
                         table.bad(number, str(error))
                         break
-                    table.add(number, 0.0, len(prompt), len(tokens), runs, session=str(element.get("id", number)))
+                    session = str(element.get("id", number)) if self._turns == "all" else ""
+                    table.add(number, 0.0, len(prompt), len(tokens), runs, session=session)
                     if self._turns == "first":
                         break
                 prompt += tokens

@@ -18,7 +18,7 @@ GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 LONGEST_LINE = 1 << 28
 """Bytes; what has longer lines is no file of lines."""
 PIECE = 1 << 17
-HEAD = 1 << 18
+HEAD = 1 << 22
 """Bytes that the format is told by."""
 
 
