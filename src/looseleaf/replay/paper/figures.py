@@ -22,6 +22,8 @@ ALLOCATORS = {
     "paged": "vLLM / paged",
 }
 SHAREGPT_REQUESTS, ALPACA_REQUESTS, TRANSLATIONS = 1200, 6000, 3000
+SHAREGPT_SAMPLED, ALPACA_SAMPLED = 300, 1500
+"""Requests of the figure on parallel sampling."""
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 SAMPLES = (2, 4, 6)
 
@@ -140,8 +142,8 @@ def _batched(figure: str, data: str, outcomes: Sequence[Outcome], published: Seq
 def _parallel_samples(lab: _Lab) -> list[Row]:
     rows = []
     for data, lengths, rate, count, published in (
-        ("Alpaca", setup.ALPACA, 4.0, 1500, ("6.1", "8.5*", "9.8")),
-        ("ShareGPT", setup.SHAREGPT, 0.1, 300, ("16.2", "between", "30.5")),
+        ("Alpaca", setup.ALPACA, 4.0, ALPACA_SAMPLED, ("6.1", "8.5*", "9.8")),
+        ("ShareGPT", setup.SHAREGPT, 0.1, SHAREGPT_SAMPLED, ("16.2", "between", "30.5")),
     ):
         for samples, known in zip(SAMPLES, published, strict=True):
             source = setup.conversations(lengths, rate, count, samples=samples)
