@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from looseleaf.plan.activations import activation_peak
 from looseleaf.plan.answers import answers
+from looseleaf.plan.arithmetic import ModelArithmetic
 from looseleaf.plan.capacity import Capacity, PlanSettings
 from looseleaf.plan.changes import changes_that_fit
 from looseleaf.plan.derivation import derivation
@@ -44,6 +46,21 @@ def test_the_pool_of_a_measured_run() -> None:
     left = found.usable - found.weight_bytes - found.activations.nbytes - found.reserve
     assert found.left_for_cache == left
     assert 0 <= left - found.pool_bytes < found.layout.block_bytes
+
+
+@pytest.mark.parametrize(("tokens", "gib"), [(20_000, 17.06 - 14.99), (29_000, 17.98 - 14.99)])
+def test_the_activation_peak_of_measured_runs(tokens: int, gib: float) -> None:
+    """torch's peak less the weights, as vLLM 0.6 printed it for these token budgets."""
+    arithmetic = ModelArithmetic(find_model("llama-3.1-8b"))
+    assert activation_peak(arithmetic, tokens, 256, wide=False).nbytes / 2**30 == pytest.approx(gib, abs=0.015)
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(20_000, 1952), (29_000, 1478)])
+def test_the_pool_of_runs_that_no_figure_was_taken_from(tokens: int, blocks: int) -> None:
+    """vLLM 0.6 on an RTX 3090, whole prompts in one step, with the 0.35 GiB outside torch that it printed."""
+    reserve = int(0.35 * 2**30)
+    found = capacity(hardware="rtx-3090", max_num_batched_tokens=tokens, max_num_seqs=256, reserve=reserve)
+    assert found.num_blocks == pytest.approx(blocks, rel=0.02)
 
 
 def test_terms_add_up_to_the_whole() -> None:
