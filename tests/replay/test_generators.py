@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -229,6 +231,23 @@ def test_by_what_a_person_types() -> None:
     assert parse_columns("arrival=ts, prompt=in") == {"arrival": "ts", "prompt": "in"}
     with pytest.raises(InvalidTrace, match="names no columns"):
         parse_columns("arrival")
+
+
+def test_sessions_move_as_a_whole(tmp_path: Path) -> None:
+    asks = [{"t": t, "in": 8, "out": 1, "runs": [[1, 2]]} for t in (1.0, 4.0, 30.0)]
+    path = tmp_path / "sessions"
+    path.write_text("\n".join(json.dumps({"id": i, "block_size": 4, "requests": asks}) for i in range(300)))
+    trace = open_trace(path, arrivals="poisson:2")
+    requests = list(trace.requests())
+    assert (len(requests), trace.unit, trace.num_requests) == (900, 4, 900)
+    assert requests == list(trace.requests())
+    assert all(a.arrival <= b.arrival for a, b in pairwise(requests))
+    times: dict[str, list[float]] = {}
+    for request in requests:
+        times.setdefault(request.session, []).append(request.arrival)
+    assert all(np.diff(each).tolist() == pytest.approx([3.0, 26.0]) for each in times.values())
+    assert np.diff([each[0] for each in times.values()]).mean() == pytest.approx(0.5, rel=0.2)
+    assert any("sessions" in note for note in trace.origin.notes)
 
 
 GENERATING = """

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from looseleaf.errors import LooseleafError
 from looseleaf.replay.errors import InvalidTrace
-from looseleaf.replay.readers import table
+from looseleaf.replay.readers import builder, table
 from looseleaf.replay.readers.parquet import write_parquet
 from looseleaf.replay.readers.prompt_tree import PromptTree
 from looseleaf.replay.readers.token_ids import PRIVATE, Contradiction, TokenIds, chain
@@ -379,12 +379,12 @@ requests = st.builds(
 @given(rows=st.lists(requests, min_size=1, max_size=30))
 def test_a_trace_survives_being_written(tmp_path_factory: pytest.TempPathFactory, rows: list[TraceRequest]) -> None:
     folder = tmp_path_factory.getbasetemp()
-    builder = table.TableBuilder(folder / "made", "fatal")
-    builder.unit = 10
+    filled = builder.TableBuilder(folder / "made", "fatal")
+    filled.unit = 10
     for line, r in enumerate(rows, 1):
         names = {"tenant": r.tenant, "priority": r.priority, "session": r.session, "num_samples": r.num_samples}
-        builder.add(line, r.arrival, r.prompt_tokens, r.output_tokens, r.runs, **names)  # type: ignore[arg-type]
-    trace = builder.finish("made")
+        filled.add(line, r.arrival, r.prompt_tokens, r.output_tokens, r.runs, **names)  # type: ignore[arg-type]
+    trace = filled.finish("made")
     assert list(trace.requests()) == sorted(rows, key=lambda r: r.arrival)
     write_parquet(trace, folder / "written.parquet")
     again = read_trace(folder / "written.parquet")
@@ -393,8 +393,8 @@ def test_a_trace_survives_being_written(tmp_path_factory: pytest.TempPathFactory
 
 
 def test_disorder_beyond_memory(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "BATCH", 50)
-    monkeypatch.setattr(table, "LARGEST_IN_MEMORY", 5_000)
+    monkeypatch.setattr(builder, "BATCH", 50)
+    monkeypatch.setattr(builder, "LARGEST_IN_MEMORY", 5_000)
     draw = np.random.default_rng(0)
     times = draw.integers(0, 300, 1000).tolist()
     lines = [request(timestamp=at, output_length=i + 1) for i, at in enumerate(times)]

@@ -64,7 +64,8 @@ class ReadingOptions:
         str | None,
         typer.Option(
             metavar="PROCESS",
-            help="Other times for the requests: all, regular:RATE, poisson:RATE, gamma:RATE:CV, onoff:RATE:ON:OFF.",
+            help="Other times for the requests, or the beginnings of sessions: all, regular:RATE, poisson:RATE, "
+            "gamma:RATE:CV, onoff:RATE:ON:OFF.",
             rich_help_panel=TRACE,
         ),
     ] = None

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from looseleaf.replay.errors import InvalidTrace
-from looseleaf.replay.generators import GeneratedTrace, Retimed
+from looseleaf.replay.generators import GeneratedTrace
 from looseleaf.replay.generators.arrivals import parse_arrivals
+from looseleaf.replay.retimed import retimed
 from looseleaf.replay.trace import BadLines, Tokenize, Trace, read_trace
 
 
@@ -22,15 +23,16 @@ def open_trace(
 ) -> Trace:
     """As `read_trace`; or, where no such file is there and the text has the form KEY=VALUE,…, as `parse_spec`.
 
-    `arrivals`: gives the requests, in their order, other times, such as poisson:4. Raises `InvalidTrace` and
-    `InvalidSpec`.
+    `arrivals`: gives the requests, or the sessions they belong to, other times, such as poisson:4.
+
+    Raises `InvalidTrace` and `InvalidSpec`.
     """
     path = Path(source)
     if isinstance(source, str) and "=" in source.split(",")[0] and not path.exists():
         trace: Trace = GeneratedTrace.parse(source)
     else:
         trace = read_trace(path, format=format, columns=columns, tokenizer=tokenizer, bad_lines=bad_lines)
-    return Retimed(trace, parse_arrivals(arrivals)) if arrivals is not None else trace
+    return retimed(trace, parse_arrivals(arrivals)) if arrivals is not None else trace
 
 
 def parse_columns(text: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from looseleaf.replay.generators.generated import GeneratedTrace, Retimed
+from looseleaf.replay.generators.generated import GeneratedTrace
 from looseleaf.replay.generators.spec import GeneratorSpec, parse_spec
 
-__all__ = ["GeneratedTrace", "GeneratorSpec", "Retimed", "parse_spec"]
+__all__ = ["GeneratedTrace", "GeneratorSpec", "parse_spec"]

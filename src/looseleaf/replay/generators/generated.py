@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from looseleaf.replay.generators.arrivals import Arrivals, Clock
+from looseleaf.replay.generators.arrivals import Clock
 from looseleaf.replay.generators.lengths import PUBLISHED
 from looseleaf.replay.generators.spec import GeneratorSpec, parse_spec
 from looseleaf.replay.trace import COLUMNS, Trace, TraceOrigin
@@ -160,21 +159,6 @@ def _tenants(spec: GeneratorSpec, draws: Draws, size: int) -> NDArray[np.int64]:
         return np.zeros(size, np.int64)
     weights = np.array([weight for _, weight in spec.tenants])
     return draws.tenants.choice(len(weights), size, p=weights / weights.sum())
-
-
-class Retimed(Trace):
-    """Another trace's requests, in its order, at times of their own."""
-
-    def __init__(self, trace: Trace, arrivals: Arrivals, seed: int = 0) -> None:
-        notes = (*trace.origin.notes, "The times are not the trace's own: they were drawn for this reading.")
-        origin = replace(trace.origin, notes=notes)
-        super().__init__(name=trace.name, num_requests=trace.num_requests, unit=trace.unit, origin=origin)
-        self._trace, self._arrivals, self._seed = trace, arrivals, seed
-
-    def batches(self) -> Iterator[pl.DataFrame]:
-        clock = self._arrivals.clock(Draws(self._seed).arrivals)
-        for batch in self._trace.batches():
-            yield batch.with_columns(pl.Series("arrival", clock(len(batch))))
 
 
 def _notes(text: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from looseleaf.replay.errors import InvalidTrace
 from looseleaf.replay.readers.benchmark import Benchmark
+from looseleaf.replay.readers.builder import TableBuilder
 from looseleaf.replay.readers.csv_lines import Csv, azure, burstgpt
 from looseleaf.replay.readers.head import Head
 from looseleaf.replay.readers.parquet import Parquet
@@ -16,7 +17,6 @@ from looseleaf.replay.readers.request_log import RequestLog
 from looseleaf.replay.readers.sessions import Sessions
 from looseleaf.replay.readers.sharegpt import ShareGpt
 from looseleaf.replay.readers.source import read_head
-from looseleaf.replay.readers.table import TableBuilder
 from looseleaf.replay.trace import BadLines, Tokenize, Trace
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from looseleaf.replay.errors import InvalidTrace
+from looseleaf.replay.readers.builder import TableBuilder
 from looseleaf.replay.readers.head import Head
 from looseleaf.replay.readers.source import open_source
-from looseleaf.replay.readers.table import TableBuilder
 
 
 class Result(msgspec.Struct):

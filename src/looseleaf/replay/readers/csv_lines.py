@@ -10,10 +10,10 @@ import numpy as np
 import polars as pl
 
 from looseleaf.replay.errors import InvalidTrace
+from looseleaf.replay.readers.builder import TableBuilder
 from looseleaf.replay.readers.columns import AZURE, BURSTGPT, as_table, checked_columns, is_complete, known_columns
 from looseleaf.replay.readers.head import Head
 from looseleaf.replay.readers.source import LONGEST_LINE, open_source, read_head
-from looseleaf.replay.readers.table import TableBuilder
 
 CHUNK = 4 << 20
 MOST_QUOTED_BREAKS = 64

@@ -11,9 +11,10 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from looseleaf.replay.errors import InvalidTrace
+from looseleaf.replay.readers.builder import TableBuilder
 from looseleaf.replay.readers.columns import as_table, checked_columns, known_columns
 from looseleaf.replay.readers.head import Head
-from looseleaf.replay.readers.table import BATCH, TableBuilder, frames_of
+from looseleaf.replay.readers.table import BATCH, frames_of
 from looseleaf.replay.trace import COLUMNS, Trace
 
 KEY = "looseleaf.trace"

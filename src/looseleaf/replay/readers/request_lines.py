@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from looseleaf.replay.readers.builder import TableBuilder
 from looseleaf.replay.readers.head import Head
 from looseleaf.replay.readers.source import lines_of
-from looseleaf.replay.readers.table import TableBuilder
 from looseleaf.replay.readers.token_ids import PRIVATE, Contradiction, TokenIds, chain, merged
 from looseleaf.replay.trace import Runs
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from looseleaf.replay.readers.builder import TableBuilder
 from looseleaf.replay.readers.head import Head
 from looseleaf.replay.readers.prompt_tree import PromptTree
 from looseleaf.replay.readers.source import lines_of
-from looseleaf.replay.readers.table import TableBuilder
 from looseleaf.replay.readers.token_ids import Contradiction, TokenIds
 from looseleaf.replay.trace import Runs, Tokenize
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from looseleaf.replay.readers.builder import TableBuilder
 from looseleaf.replay.readers.head import Head
 from looseleaf.replay.readers.source import lines_of
-from looseleaf.replay.readers.table import TableBuilder
 from looseleaf.replay.readers.token_ids import Contradiction, TokenIds, chain
 
 
@@ -68,7 +68,7 @@ class Sessions:
                     tenant=str(session.client),
                     session=str(session.id),
                 )
-        table.notes.append("All sessions begin at once, as in the file; a request's line is its session's.")
+        table.notes.append("In the file all sessions begin at once; a request's line is its session's.")
 
 
 def _first_unit(session: SessionLine, table: TableBuilder, tokens: TokenIds) -> int:

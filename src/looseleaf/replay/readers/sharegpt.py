@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from looseleaf.replay.errors import InvalidTrace
+from looseleaf.replay.readers.builder import TableBuilder
 from looseleaf.replay.readers.head import Head
 from looseleaf.replay.readers.prompt_tree import PromptTree
 from looseleaf.replay.readers.source import open_source
-from looseleaf.replay.readers.table import TableBuilder
 from looseleaf.replay.readers.token_ids import Contradiction, TokenIds
 from looseleaf.replay.trace import Tokenize
 
