@@ -75,7 +75,7 @@ def _model_checks(log: Figures, capacity: Capacity | None) -> Iterator[Check]:
         return
     layout = capacity.layout
     if not layout.uniform:
-        length = int(log.get("concurrency_len", capacity.max_model_len))
+        length = int(log.get("concurrency_len", 0)) or capacity.max_model_len
         fits = cache * GIB / layout.request_bytes(length)
         stated = log.get("concurrency", 0)
         agrees = not stated or math.isclose(fits, stated, rel_tol=0.05)

@@ -42,6 +42,10 @@ class Figures:
     def has(self, *names: str) -> bool:
         return all(name in self._found for name in names)
 
+    def positive(self, *names: str) -> bool:
+        """Whether all are there and above 0, so that one may divide by them."""
+        return all(self.get(name, 0) > 0 for name in names)
+
     def __getitem__(self, name: str) -> float:
         return float(self._found[name].value)
 

@@ -78,7 +78,7 @@ def sglang_verdict(log: Figures) -> Iterator[str]:
     if "no_memory" in log:
         yield "REFUSED: mem_fraction_static leaves nothing for keys and values after the weights. Raise it."
     tokens = log["max_total_tokens"] if "max_total_tokens" in log else log.get("tokens", 0)
-    if tokens and "context_len" in log:
+    if tokens and log.positive("context_len"):
         length = log["context_len"]
         if tokens < length:
             yield (

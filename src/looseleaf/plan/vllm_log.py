@@ -67,14 +67,14 @@ def layers_differ(log: Figures) -> bool:
 
 def _concurrency_agrees(log: Figures) -> bool:
     """Whether tokens / length is the concurrency; also where the log does not tell."""
-    if not log.has("tokens", "concurrency", "concurrency_len"):
+    if not (log.has("tokens", "concurrency") and log.positive("concurrency_len")):
         return True
     expected = log["tokens"] / log["concurrency_len"]
     return abs(expected - log["concurrency"]) <= max(0.0051, TOLERANCE * expected)
 
 
 def vllm_checks(log: Figures) -> Iterator[Check]:
-    if log.has("tokens", "blocks"):
+    if log.has("tokens") and log.positive("blocks"):
         size = log["tokens"] / log["blocks"]
         whole = size == int(size)
         yield Check(
@@ -83,7 +83,7 @@ def vllm_checks(log: Figures) -> Iterator[Check]:
             f"{log['tokens']:,.0f} tokens / {log['blocks']:,.0f} blocks = {size:,.2f} tokens per block"
             + ("" if whole else ": layers keep differently, or the figures are of two runs"),
         )
-    if log.has("concurrency", "concurrency_len") and ("tokens" in log or "blocks" in log):
+    if log.has("concurrency") and log.positive("concurrency_len") and ("tokens" in log or "blocks" in log):
         tokens = log["tokens"] if "tokens" in log else log["blocks"] * log.get("block_size", 16)
         expected = tokens / log["concurrency_len"]
         agrees = abs(expected - log["concurrency"]) <= max(0.0051, TOLERANCE * expected)
@@ -123,7 +123,7 @@ def _sum(log: Figures) -> Check:
 
 
 def vllm_verdict(log: Figures) -> Iterator[str]:
-    if log.has("refused_len", "refused_tokens"):
+    if log.positive("refused_len", "refused_tokens"):
         share = log["refused_tokens"] / log["refused_len"]
         yield (
             f"REFUSED: one request of {log['refused_len']:,.0f} tokens needs more slots than the "
@@ -131,7 +131,7 @@ def vllm_verdict(log: Figures) -> Iterator[str]:
             f"{log['refused_tokens']:,.0f}, or free memory for {1 / share:,.2f} times the pool: a higher "
             "gpu_memory_utilization, fewer max_num_batched_tokens, an fp8 cache, smaller weights, more devices."
         )
-    if log.has("refused_len", "needed_gib", "available_gib"):
+    if log.has("available_gib") and log.positive("refused_len", "needed_gib"):
         per_token = log["needed_gib"] * GIB / log["refused_len"]
         estimate = f" vLLM estimates {log['estimated_len']:,.0f} tokens would fit." if "estimated_len" in log else ""
         yield (
@@ -141,7 +141,7 @@ def vllm_verdict(log: Figures) -> Iterator[str]:
             f"{log['needed_gib'] - log['available_gib']:,.2f} GiB: a higher gpu_memory_utilization, fewer "
             "max_num_batched_tokens, an fp8 cache, smaller weights, more devices."
         )
-    if "no_memory" in log:
+    if "no_memory" in log or log.get("blocks", 1) == 0:
         yield (
             "REFUSED: weights and activations took all that gpu_memory_utilization allows; nothing is left for keys "
             "and values. Raise it, or lower max_num_batched_tokens, or take smaller weights or more devices."
