@@ -13,6 +13,8 @@ from looseleaf.replay.timeline import REASONS
 if TYPE_CHECKING:
     import polars as pl
 
+RARELY = 0.005
+"""Share of the busy time: what binds for less is not named."""
 KINDS = ("token_states", "reserved", "internal_fragmentation", "free")
 
 
@@ -50,6 +52,13 @@ class Outcome:
         seconds = self.totals["bound_seconds"]
         busy = sum(seconds.values())
         return {reason: seconds[reason] / busy if busy else float(reason == "arrivals") for reason in REASONS}
+
+    @property
+    def binding(self) -> str:
+        """Of blocks, seats and budget the one that bound longest; arrivals if none did for long."""
+        limits = {reason: share for reason, share in self.bound.items() if reason != "arrivals"}
+        longest = max(limits, key=lambda reason: limits[reason])
+        return longest if limits[longest] >= RARELY else "arrivals"
 
     @property
     def ample(self) -> bool:

@@ -34,7 +34,7 @@ class Target:
             raise ConfigurationError(f"The share of requests is {self.share} but must be above 0 and at most 1.")
 
     def __str__(self) -> str:
-        return f"{self.share:.4g} of the requests within {self.slo}"
+        return f"{100 * self.share:.4g}% of the requests within {self.slo}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class PoolTry:
     tpot_p99: float = math.nan
     preemptions: int = 0
     binding: str = ""
-    """What mostly held requests back."""
+    """What mostly held requests back: blocks, seats or budget; arrivals where nothing did for long."""
     refusal: str = ""
 
 
@@ -171,7 +171,7 @@ def _judge(cell: Cell, target: Target) -> PoolTry:
         ttft_p99=outcome.latencies["ttft"]["p99"],
         tpot_p99=outcome.latencies["tpot"]["p99"],
         preemptions=outcome.totals["preemptions"],
-        binding=outcome.totals["binding_constraint"],
+        binding=outcome.binding,
     )
 
 

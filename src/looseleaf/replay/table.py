@@ -204,6 +204,5 @@ def service(slo: Slo | None) -> tuple[Figure, ...]:
 
 def binding(outcome: Outcome) -> str:
     """What held requests back, and how much of the busy time: "blocks 63%"; "arrivals" where nothing did for long."""
-    limits = {name: outcome.bound[name] for name in ("blocks", "seats", "budget")}
-    name = max(limits, key=lambda each: limits[each])
-    return f"{name} {limits[name]:.0%}" if limits[name] >= 0.005 else "arrivals"
+    name = outcome.binding
+    return name if name == "arrivals" else f"{name} {outcome.bound[name]:.0%}"
