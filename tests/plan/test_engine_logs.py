@@ -87,6 +87,14 @@ def test_sglang() -> None:
     assert "does not fit" in found.verdict[0]
 
 
+def test_two_engines_on_four_devices() -> None:
+    """Qwen3-235B-A22B on four H100: one has twice the tokens, and both tell the truth about their bytes."""
+    plan = Capacity(find_model("qwen3-235b-a22b"), PlanSettings(num_blocks=1, tensor_parallel_size=4))
+    vllm = ["Available KV cache memory: 8.11 GiB", "GPU KV cache size: 178,880 tokens"]
+    sglang = ["KV Cache is allocated. #tokens: 367404, K size: 8.23 GB, V size: 8.23 GB"]
+    assert [explain_log(lines, plan).checks[-1].agrees for lines in (vllm, sglang)] == [True, True]
+
+
 def test_disagreement_is_said() -> None:
     lines = ["GPU KV cache size: 41,408 tokens, Maximum concurrency for 32,768 tokens per request: 3.00x"]
     (check,) = explain_log(lines).checks

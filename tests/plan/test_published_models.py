@@ -54,7 +54,17 @@ def test_bytes_per_token_of_known_names(name: str, nbytes: int) -> None:
     assert ModelArithmetic(find_model(name)).kv_bytes_per_token == nbytes
 
 
-@pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "openai/gpt-oss-120b", "deepseek-v3", "qwen3-30b-a3b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "openai/gpt-oss-20b",
+        "openai/gpt-oss-120b",
+        "qwen3-30b-a3b",
+        "deepseek-v3",
+        "qwen3-235b-a22b",
+        "kimi-k2-instruct",
+    ],
+)
 def test_a_known_name_is_the_published_configuration(published: Published, name: str) -> None:
     from_file = next(key for key in KEPT if key.split("--")[-1].lower() == name.split("/")[-1].lower())
     one, other = ModelArithmetic(find_model(name)), ModelArithmetic(published(from_file))
