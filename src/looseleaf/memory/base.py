@@ -105,7 +105,13 @@ class SequenceMemory(ABC):
         Raises `InvalidSize` when a sequence has no slots for them.
         """
         if not isinstance(num_tokens, np.ndarray):
-            num_tokens = np.asarray(checked_count("num_tokens", num_tokens, minimum=0))
+            count = checked_count("num_tokens", num_tokens, minimum=0)
+            rows = self._tables.rows(seqs)
+            after = self._tables.filled.take(rows) + np.int64(count)
+            if not np.count_nonzero(after > self._tables.lengths.take(rows)):
+                self._tables.filled[rows] = after
+                return
+            num_tokens = np.asarray(count)  # too many for some: said below
         elif num_tokens.dtype.kind not in "iu":
             raise InvalidSize(f"num_tokens has dtype {num_tokens.dtype}.", hint="It must hold whole numbers.")
         rows = self._tables.rows(seqs)

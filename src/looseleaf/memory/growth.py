@@ -33,6 +33,9 @@ class Growth(NamedTuple):
 
     def entries(self) -> tuple[Rows, Rows]:
         """Row and column of each block that is appended to a table, row by row."""
+        if self.num_tokens <= self.block_size:  # at most one each
+            growing = self.missing.nonzero()[0]
+            return self.rows[growing], self.held[growing].astype(np.int64)
         # A row's new blocks follow those it holds: its k-th one goes k columns further.
         ends = self.missing.cumsum()
         columns: Rows = np.repeat(self.held - (ends - self.missing), self.missing)
@@ -45,8 +48,8 @@ def plan_growth(tables: BlockTables, pool: BlockPool, block_size: int, rows: Row
     before = tables.lengths.take(rows)
     lengths = before.astype(np.int64) + num_tokens
     held = tables.num_blocks.take(rows)
-    missing = (lengths - 1) // block_size + 1 - held
-    needed = int(missing.sum())
+    missing = (lengths + (block_size - 1)) // block_size - held
+    needed = int(np.add.reduce(missing))
     copy_at, copied = _NOWHERE, NO_COPIES.source
     if pool.num_shared:
         tails = rows * tables.width + (held - 1)

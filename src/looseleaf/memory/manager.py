@@ -231,8 +231,8 @@ class BlockManager(SequenceMemory):
             return NO_COPIES, np.zeros(num_steps, np.int64)
         owners, columns = growth.entries()
         # A block is begun by the call that appends its first token.
-        calls = columns * self.block_size - np.repeat(growth.lengths - num_steps, growth.missing)
-        order = np.argsort(calls, kind="stable")
+        calls = columns * self.block_size - self._tables.lengths.take(owners)
+        order = calls.argsort(kind="stable")
         copies = self._grow(growth, owners[order], columns[order])
         taken: NDArray[np.int64] = np.bincount(calls, minlength=num_steps)
         taken[0] += len(copies.source)
@@ -292,8 +292,8 @@ class BlockManager(SequenceMemory):
         """Where every slot is; O(sequences), and O(held blocks) while a block is shared that is not full yet."""
         tables, size = self._tables, self.block_size
         held = self.num_blocks - self._pool.num_free
-        tokens = int(tables.filled.sum(dtype=np.int64))
-        begun = int(tables.lengths.sum(dtype=np.int64))
+        tokens = int(np.add.reduce(tables.filled, dtype=np.int64))
+        begun = int(np.add.reduce(tables.lengths, dtype=np.int64))
         shared = self._pool.num_shared
         if shared and self._only_full_are_shared():
             tokens -= shared * size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,14 @@ from numpy.typing import NDArray
 from looseleaf.errors import ConfigurationError
 from looseleaf.plan.arithmetic import ModelArithmetic
 from looseleaf.plan.hardware import Hardware
+
+
+class _Attention(NamedTuple):
+    """Seconds: per token of context read, per pair of query and key in a decode step, and in a prompt's."""
+
+    token: float
+    pair: float
+    prompt_pair: float
 
 
 class Roofline:
@@ -32,35 +40,50 @@ class Roofline:
         self.hardware = hardware
         self._bytes_per_second = hardware.bandwidth * hardware.bandwidth_efficiency
         self._flops_per_second = flops * hardware.compute_efficiency
-        whole = [term for term in model.context_terms if term.limit is None]
-        self._limited = [(term.limit, term) for term in model.context_terms if term.limit is not None]
-        self._bytes_per_token = sum(term.bytes_per_token for term in whole)
-        self._flops_per_pair = sum(term.flops_per_pair for term in whole)
-        self._flops_per_prompt_pair = sum(term.flops_per_prompt_pair for term in whole)
+        self._attention = _Attention(0.0, 0.0, 0.0)
+        """Of the layers that read the whole context."""
+        self._limited: list[tuple[int, _Attention]] = []
+        """Of those that read no more than so many tokens."""
+        for term in model.context_terms:
+            part = _Attention(
+                term.bytes_per_token / self._bytes_per_second,
+                term.flops_per_pair / self._flops_per_second,
+                term.flops_per_prompt_pair / self._flops_per_second,
+            )
+            if term.limit is None:
+                self._attention = _Attention(*map(sum, zip(self._attention, part, strict=True)))
+            else:
+                self._limited.append((term.limit, part))
+        self._decode_steps: dict[int, float] = {}
+        """By sequences: a decode step without attention."""
 
     def seconds(
         self, *, num_tokens: int, num_seqs: int, num_sampled: int, context_tokens: int, attention_pairs: int
     ) -> float:
         decodes = num_tokens == num_seqs
-        read = float(context_tokens * self._bytes_per_token)
-        flops = float(attention_pairs * (self._flops_per_pair if decodes else self._flops_per_prompt_pair))
-        for limit, term in self._limited:
-            context = min(context_tokens, num_seqs * limit + num_tokens - num_seqs)
-            pairs = min(attention_pairs, num_tokens * limit)
-            read += context * term.bytes_per_token
-            flops += pairs * (term.flops_per_pair if decodes else term.flops_per_prompt_pair)
-        attention = max(read / self._bytes_per_second, flops / self._flops_per_second)
-        return self._without_attention(num_tokens, num_seqs, num_sampled) + attention
+        reading = context_tokens * self._attention.token
+        computing = attention_pairs * (self._attention.pair if decodes else self._attention.prompt_pair)
+        for limit, part in self._limited:
+            reading += min(context_tokens, num_seqs * limit + num_tokens - num_seqs) * part.token
+            computing += min(attention_pairs, num_tokens * limit) * (part.pair if decodes else part.prompt_pair)
+        return self._without_attention(num_tokens, num_seqs, num_sampled) + max(reading, computing)
 
     def decode_seconds(self, *, num_seqs: int, context_tokens: int, num_steps: int) -> NDArray[np.float64]:
+        rest = self._decode_steps.get(num_seqs)
+        if rest is None:
+            rest = self._decode_steps[num_seqs] = self._without_attention(num_seqs, num_seqs, num_seqs)
         contexts = np.arange(context_tokens, context_tokens + num_seqs * num_steps, num_seqs, dtype=np.float64)
-        read, flops = contexts * self._bytes_per_token, contexts * self._flops_per_pair
-        for limit, term in self._limited:
+        seconds: NDArray[np.float64]
+        if not self._limited:  # rounding is monotone: the larger product is that of the larger factor
+            seconds = rest + contexts * max(self._attention.token, self._attention.pair)
+            return seconds
+        reading, computing = contexts * self._attention.token, contexts * self._attention.pair
+        for limit, part in self._limited:
             context = np.minimum(contexts, num_seqs * limit)
-            read += context * term.bytes_per_token
-            flops += context * term.flops_per_pair
-        attention: NDArray[np.float64] = np.maximum(read / self._bytes_per_second, flops / self._flops_per_second)
-        return self._without_attention(num_seqs, num_seqs, num_seqs) + attention
+            reading += context * part.token
+            computing += context * part.pair
+        seconds = rest + np.maximum(reading, computing)
+        return seconds
 
     def describe(self) -> dict[str, Any]:
         hardware = self.hardware
