@@ -31,7 +31,7 @@ def comparison_tables(comparison: Comparison, width: int) -> list[Table]:
         return [_upright([(name, outcome) for name, _, outcome in done], (*MEMORY, *of_service))]
     rows = [(settings, outcome) for _, settings, outcome in done]
     parts = [(*MEMORY, *of_service)] if width >= WIDE else [MEMORY, of_service]
-    return [_flat(rows, [figure for figure in part if figure.short]) for part in parts]
+    return [_flat(rows, [figure for figure in part if figure.short], bound=part is not of_service) for part in parts]
 
 
 def tenant_table(outcome: Outcome, slo: Slo | None, most: int = 12) -> Table:
@@ -70,12 +70,14 @@ def _upright(done: Sequence[tuple[str, Outcome]], rows: Sequence[Figure]) -> Tab
     return table
 
 
-def _flat(rows: Sequence[tuple[Settings, Outcome]], figures: Sequence[Figure]) -> Table:
-    """A column for each setting that differs, and for each figure."""
+def _flat(rows: Sequence[tuple[Settings, Outcome]], figures: Sequence[Figure], *, bound: bool) -> Table:
+    """A column for each setting that differs, for what held requests back, and for each figure."""
     axes = varied_axes([settings for settings, _ in rows])
-    table = _table(*(axis.heading for axis in axes), "waited\nfor", *(figure.short for figure in figures))
+    table = _table(
+        *(axis.heading for axis in axes), *(["waited\nfor"] if bound else []), *(figure.short for figure in figures)
+    )
     for column in table.columns[: len(axes)]:
-        column.justify = "left"
+        column.justify, column.overflow = "left", "fold"
     outcomes = [outcome for _, outcome in rows]
     best = [figure.best(outcomes) for figure in figures]
     for place, (settings, outcome) in enumerate(rows):
@@ -83,7 +85,7 @@ def _flat(rows: Sequence[tuple[Settings, Outcome]], figures: Sequence[Figure]) -
             _emphasised(figure.show(outcome), place in of_figure)
             for figure, of_figure in zip(figures, best, strict=True)
         ]
-        table.add_row(*(axis.show_in(settings) for axis in axes), binding(outcome), *shown)
+        table.add_row(*(axis.show_in(settings) for axis in axes), *([binding(outcome)] if bound else []), *shown)
     return table
 
 

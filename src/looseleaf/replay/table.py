@@ -12,6 +12,8 @@ from looseleaf.replay.goodput import Slo
 from looseleaf.replay.outcome import Outcome
 
 MISSING = "–"
+DIGITS = ".3g"
+"""Three, and more only before the point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Figure:
 
     def show(self, outcome: Outcome) -> str:
         value = self.value(outcome)
-        return MISSING if value is None or math.isnan(value) else format(value, self.shape)
+        return MISSING if value is None or math.isnan(value) else self._write(value)
 
     def best(self, outcomes: Sequence[Outcome]) -> set[int]:
         """Places of the best values as they are shown; none where all are alike or none is better."""
@@ -35,9 +37,13 @@ class Figure:
         if not self.better or not known:
             return set()
         shown = [self.show(outcome) for outcome in outcomes]
-        best = format(max(known) if self.better == "higher" else min(known), self.shape)
+        best = self._write(max(known) if self.better == "higher" else min(known))
         places = {place for place, text in enumerate(shown) if text == best}
         return set() if len(places) == len(outcomes) else places
+
+    def _write(self, value: float) -> str:
+        whole = self.shape == DIGITS and abs(value) >= 100
+        return format(value, ",.0f" if whole else self.shape)
 
 
 def _total(name: str) -> Callable[[Outcome], float | None]:
@@ -139,12 +145,12 @@ SERVICE: tuple[Figure, ...] = (
     ),
     Figure("makespan, s", "From the beginning of the trace to the last token.", _total("makespan"), ",.0f", "lower"),
     Figure("steps", "Of the engine.", _total("steps")),
-    Figure("queue, mean s", "From arrival to admission.", _seconds("queue", "mean"), ",.3g", "lower"),
+    Figure("queue, mean s", "From arrival to admission.", _seconds("queue", "mean"), DIGITS, "lower"),
     Figure(
         "first token, median s",
         "From arrival to the first token (TTFT).",
         _seconds("ttft", "p50"),
-        ",.3g",
+        DIGITS,
         "lower",
         "TTFT\np50",
     ),
@@ -152,7 +158,7 @@ SERVICE: tuple[Figure, ...] = (
         "first token, p99 s",
         "99 of 100 are sooner.",
         _seconds("ttft", "p99"),
-        ",.3g",
+        DIGITS,
         "lower",
         "TTFT\np99",
     ),
@@ -160,20 +166,20 @@ SERVICE: tuple[Figure, ...] = (
         "per output token, median s",
         "After the first; the mean over a request (TPOT).",
         _seconds("tpot", "p50"),
-        ",.3g",
+        DIGITS,
         "lower",
         "TPOT\np50",
     ),
-    Figure("per output token, p99 s", "", _seconds("tpot", "p99"), ",.3g", "lower", "TPOT\np99"),
+    Figure("per output token, p99 s", "", _seconds("tpot", "p99"), DIGITS, "lower", "TPOT\np99"),
     Figure(
         "between tokens, p99 s",
         "Between two tokens of a sequence (ITL), over all tokens: shows stalls that the mean of a request hides.",
         _seconds("itl", "p99"),
-        ",.3g",
+        DIGITS,
         "lower",
     ),
-    Figure("end to end, median s", "From arrival to the last token.", _seconds("e2e", "p50"), ",.3g", "lower"),
-    Figure("end to end, p99 s", "", _seconds("e2e", "p99"), ",.3g", "lower", "E2E\np99"),
+    Figure("end to end, median s", "From arrival to the last token.", _seconds("e2e", "p50"), DIGITS, "lower"),
+    Figure("end to end, p99 s", "", _seconds("e2e", "p99"), DIGITS, "lower", "E2E\np99"),
     Figure("requests refused", "That could never run under these settings.", _total("refused"), ",.0f", "lower"),
 )
 
@@ -196,7 +202,7 @@ def service(slo: Slo | None) -> tuple[Figure, ...]:
             "goodput, requests/s",
             "Requests within the targets, per second of the whole replay.",
             lambda outcome: outcome.goodput(slo).requests_per_second,
-            ",.3g",
+            DIGITS,
             "higher",
         ),
     )
