@@ -90,6 +90,12 @@ class TestRequestLines:
         assert min(first[1][0], second[2][0]) >= PRIVATE
 
 
+@pytest.mark.parametrize("segments", [[[1, 21]], [[1, -1]]])
+def test_segments_that_cannot_be(write: Write, segments: list[list[int]]) -> None:
+    with pytest.raises(InvalidTrace, match=r"1 of 2 requests .* segment.* first in line 2"):
+        read_trace(write([request(), request(segments=segments)]))
+
+
 def test_ids_of_a_session_are_its_own(write: Write) -> None:
     asks = [{"t": 0.5, "in": 150, "out": 3, "runs": [[1, 2]]}, {"t": 4.0, "in": 64, "out": 3, "runs": [[1, 1]]}]
     sessions = [{"id": name, "block_size": 64, "requests": asks} for name in "ab"]
@@ -235,7 +241,7 @@ BAD = {
     "0 units of 16 tokens are said of a prompt of 20": request(block_size=16, hash_runs=[]),
     "negative, empty": request(block_size=16, hash_runs=[[0, 2], [-1, 0]]),
     "its unit is 32 tokens": request(block_size=32, hash_runs=[[0, 1]]),
-    "more tokens than the prompt": request(segments=[[1, 21]]),
+    "it has hash_ids, but lines before have hash_runs": request(hash_ids=[1]),
     "output_length": {"timestamp": 1, "input_length": 3},
     "Expected `int`": request(input_length="many"),
     "a number is below 0": request(input_length=2**40),

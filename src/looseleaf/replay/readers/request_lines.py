@@ -67,12 +67,17 @@ class RequestLines:
                 session=str(request.session),
                 num_samples=request.num_samples,
             )
+        if tokens.way == "segments":
+            table.notes.append("Prompts are put together from pieces; only what they begin with alike is reuse here.")
 
 
 def runs_of(request: RequestLine, table: TableBuilder, tokens: TokenIds) -> Runs | None:
     """Raises `Contradiction`."""
     if request.input_length < 1:
         return None  # refused for that
+    for way in ("segments", "hash_runs", "hash_ids"):
+        if getattr(request, way) is not None:
+            tokens.claim(way)
     if request.segments is not None:
         return of_segments(request.segments, request.input_length, tokens)
     if request.hash_ids is None and request.hash_runs is None:

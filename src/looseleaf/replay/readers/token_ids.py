@@ -23,7 +23,16 @@ class TokenIds:
     def __init__(self) -> None:
         self._next = 0
         self._next_private = PRIVATE
+        self.way = ""
+        """In which the lines so far told what is shared."""
         self._numbered: dict[Hashable, int] = {}
+
+    def claim(self, way: str) -> None:
+        """Say in which way a line tells what is shared. Raises `Contradiction` where one before told it in another:
+        their ids could be taken for each other."""
+        self.way = self.way or way
+        if way != self.way:
+            raise Contradiction(f"it has {way}, but lines before have {self.way}")
 
     def reserve(self, count: int) -> int:
         """The first of `count` new ids. Raises `Contradiction` when there are no more."""
