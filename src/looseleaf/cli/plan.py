@@ -30,7 +30,7 @@ class PlanOptions:
     """What a plan is made from. The defaults of an engine's settings are Looseleaf's own."""
 
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--model",
             "-m",
@@ -38,7 +38,7 @@ class PlanOptions:
             "llama-3.1-8b.",
             rich_help_panel=MODEL,
         ),
-    ]
+    ] = None
     weights_dtype: Annotated[
         str | None,
         typer.Option(help="float32, bfloat16 or float16. Default: as published.", rich_help_panel=MODEL),
@@ -213,6 +213,8 @@ def plan(options: PlanOptions, reading: ReadingOptions, output: OutputOptions) -
     from looseleaf.plan.lengths import parse_lengths
     from looseleaf.replay.smallest_pool import TargetOutOfReach
 
+    if options.model is None:
+        raise InvalidPlan("No model is given.", hint="Give --model: a config.json, or a name such as llama-3.1-8b.")
     if options.trace is not None and options.lengths is not None:
         raise InvalidPlan("Both --trace and --lengths are given.", hint="Give one of them.")
     if options.trace is None and options.slo is not None:
