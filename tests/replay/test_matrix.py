@@ -12,6 +12,7 @@ import pytest
 from looseleaf.errors import ConfigurationError
 from looseleaf.memory import ALLOCATORS
 from looseleaf.replay import matrix
+from looseleaf.replay.goodput import Slo
 from looseleaf.replay.matrix import Cell, run_matrix
 from looseleaf.replay.settings import (
     AXES,
@@ -145,6 +146,24 @@ def test_whatever_matters_makes_another_cell(store: ResultStore, tmp_path: Path)
         path.write_text(text)
     digests = [store.key(TraceSource(str(path)).identity(), SHORT, COST) for path in (one, two, other)]
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_requests_need_not_be_kept(store: ResultStore) -> None:
+    (kept,) = run_matrix(SHARING, [SHORT], COST, store)
+    (cell,) = run_matrix(SHARING, [SHORT], COST, store, keep_requests=False)
+    assert not cell.kept
+    assert cell.outcome is not None
+    assert kept.outcome is not None
+    assert cell.outcome.totals == kept.outcome.totals
+    for name, values in cell.outcome.curves.items():
+        exact = kept.outcome.curves[name]
+        assert values == sorted(values)
+        assert (values[0], values[-1]) == pytest.approx((exact[0], exact[-1]), rel=0.01), name
+        assert cell.outcome.latencies[name]["mean"] == pytest.approx(kept.outcome.latencies[name]["mean"]), name
+    (tenant,), (other,) = cell.outcome.tenants(None), kept.outcome.tenants(None)
+    assert {**tenant, "ttft_p99": 0} == pytest.approx({**other, "ttft_p99": 0})
+    with pytest.raises(ConfigurationError, match="kept no requests"):
+        cell.outcome.goodput(Slo(ttft=1))
 
 
 def test_an_interruption_keeps_what_is_finished(store: ResultStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,10 @@ def test_the_document_is_plain_and_complete(comparison: Comparison) -> None:
         assert sum(cell["bound"].values()) == pytest.approx(1)
         assert len(cell["quantiles"]["ttft"]) == len(document["quantiles"])
         assert cell["quantiles"]["e2e"] == sorted(cell["quantiles"]["e2e"])
-        assert len({len(column) for column in cell["timeline"].values()}) == 1
+        assert len({len(column) for column in (*cell["timeline"].values(), *cell["waits"].values())}) == 1
+        assert [sum(shares) for shares in zip(*cell["waits"].values(), strict=True)] == pytest.approx(
+            [1] * len(cell["timeline"]["time"]), abs=1e-4
+        )
         assert [tenant[0] for tenant in cell["tenants"]] == ["a", "b"]
     for figure in document["figures"]:
         assert len(figure["shown"]) == 4

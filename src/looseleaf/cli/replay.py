@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from looseleaf import __version__
 from looseleaf.cli.command import command
-from looseleaf.cli.consoles import counted, note, stdout, warn, write
+from looseleaf.cli.consoles import counted, note
 from looseleaf.cli.options import OutputOptions
 from looseleaf.cli.replay_options import RESULTS, SWEEP, SYSTEM, SweepOptions, SystemOptions
 from looseleaf.cli.trace_options import ReadingOptions, TraceText
@@ -24,7 +23,6 @@ from looseleaf.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from looseleaf.replay.matrix import Cell
-    from looseleaf.replay.report import Comparison
 
 PAPER = "paper"
 AUTO = "auto"
@@ -86,6 +84,14 @@ def replay_command(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Replay also what is kept already.", rich_help_panel=RESULTS)
     ] = False,
+    forget_requests: Annotated[
+        bool,
+        typer.Option(
+            "--forget-requests",
+            help="Keep no row for each request, only distributions: memory stays flat for millions; no goodput.",
+            rich_help_panel=RESULTS,
+        ),
+    ] = False,
     processes: Annotated[
         int | None, typer.Option(help="Cells replayed at once. Default: one per core.", min=1, rich_help_panel=RESULTS)
     ] = None,
@@ -106,6 +112,7 @@ def replay_command(
         show_paper(results, output, fresh=fresh, processes=processes)
         return
 
+    from looseleaf.cli.comparison_output import show, write_report, write_tables
     from looseleaf.replay.blind_spots import blind_spots
     from looseleaf.replay.extent import measure
     from looseleaf.replay.goodput import Slo
@@ -116,6 +123,8 @@ def replay_command(
     from looseleaf.replay.system import build_system
 
     target = None if slo is None else Slo.parse(slo)
+    if target is not None and forget_requests:
+        raise ConfigurationError("--slo counts single requests, and --forget-requests keeps none.")
     varied = sweep.varied()
     store = ResultStore(results or default_folder())
     source = reading.source(trace)
@@ -147,11 +156,20 @@ def replay_command(
     try:
         with _progress(len(settings), shown=not output.quiet) as progress:
             cells = run_matrix(
-                source, settings, serving.cost, store, fresh=fresh, processes=processes, progress=progress
+                source,
+                settings,
+                serving.cost,
+                store,
+                keep_requests=not forget_requests,
+                fresh=fresh,
+                processes=processes,
+                progress=progress,
             )
     except KeyboardInterrupt:
         identity = source.identity()
-        kept = sum(store.has(store.key(identity, each, serving.cost)) for each in settings)
+        kept = sum(
+            store.has(store.key(identity, each, serving.cost, keep_requests=not forget_requests)) for each in settings
+        )
         note(
             f"{kept} of {len(settings)} cells are finished and kept in {store.folder}; the same command goes on there."
         )
@@ -164,70 +182,13 @@ def replay_command(
         slo=target,
         made_by=f"Looseleaf {__version__}",
     )
-    _show(comparison, output)
+    show(comparison, output)
     if html is not None:
-        _write_report(comparison, html)
+        write_report(comparison, html)
     if parquet is not None:
-        _write_tables(comparison, parquet)
+        write_tables(comparison, parquet)
     if all(cell.outcome is None for cell in cells):
         raise ConfigurationError(f"No cell could be replayed. {cells[0].refusal}")
-
-
-def _show(comparison: Comparison, output: OutputOptions) -> None:
-    from looseleaf.cli.comparison_table import comparison_tables, tenant_table
-
-    if output.json:
-        write(json.dumps(_as_json(comparison), indent=2, allow_nan=False) + "\n")
-        return
-    if not output.quiet:
-        for line in comparison.lead:
-            note(line)
-    done = [cell for cell in comparison.cells if cell.outcome is not None]
-    if done:
-        console = stdout()
-        for table in comparison_tables(comparison, console.width):
-            console.print(table, "")
-        last = done[-1].outcome
-        if last is not None and len(last.figures["tenants"]) > 1:
-            name = next(
-                name for name, cell in zip(comparison.labels, comparison.cells, strict=True) if cell is done[-1]
-            )
-            console.print(f"Tenants, {name}:", highlight=False, markup=False)
-            console.print(tenant_table(last, comparison.slo))
-    for line in comparison.warnings:
-        warn(line)
-
-
-def _as_json(comparison: Comparison) -> dict[str, Any]:
-    """The form is described in docs/replay.md; names do not change within a version."""
-    from looseleaf.replay.report.document import finite
-
-    cells = []
-    for name, cell in zip(comparison.labels, comparison.cells, strict=True):
-        entry: dict[str, Any] = {"label": name, "cell": cell.settings.as_dict()}
-        if cell.outcome is None:
-            entry["refused"] = cell.refusal
-        else:
-            entry |= cell.outcome.figures
-            entry["bound_shares"] = cell.outcome.bound
-            entry["tenants"] = cell.outcome.tenants(comparison.slo)
-            if comparison.slo is not None:
-                good = cell.outcome.goodput(comparison.slo)
-                entry["goodput"] = {
-                    "requests": good.met,
-                    "share": good.share,
-                    "requests_per_second": good.requests_per_second,
-                    "output_tokens_per_second": good.tokens_per_second,
-                }
-        cells.append(entry)
-    slo = comparison.slo
-    document = {
-        "title": comparison.title,
-        "slo": None if slo is None else {"ttft": slo.ttft, "tpot": slo.tpot, "e2e": slo.e2e},
-        "warnings": list(comparison.warnings),
-        "cells": cells,
-    }
-    return finite(document)  # type: ignore[no-any-return]
 
 
 def _common(settings: Sequence[Any]) -> str:
@@ -250,41 +211,6 @@ def _refusals(cells: Sequence[Cell]) -> Iterator[str]:
                 f"{counted(refused, 'request')} could never run in {cell.settings.allocator} memory of "
                 f"{cell.settings.pool_tokens:,} tokens and were left out."
             )
-
-
-def _write_report(comparison: Comparison, path: Path) -> None:
-    from looseleaf.replay.report import as_document, render
-
-    page = render(as_document(comparison))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"The report cannot be written to {path}: {error.strerror or error}.") from error
-    note(f"Report: {path}")
-
-
-def _write_tables(comparison: Comparison, folder: Path) -> None:
-    """`cells.parquet` has a row for each cell; `requests.parquet` and `timeline.parquet` name the cell of each row."""
-    import polars as pl
-
-    done = [
-        (name, cell.outcome)
-        for name, cell in zip(comparison.labels, comparison.cells, strict=True)
-        if cell.outcome is not None
-    ]
-    if not done:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        rows = [{"cell": name, **outcome.row()} for name, outcome in done]
-        pl.DataFrame(rows, infer_schema_length=None).write_parquet(folder / "cells.parquet")
-        for table in ("requests", "timeline"):
-            named = [getattr(outcome, table).select(pl.lit(name).alias("cell"), pl.all()) for name, outcome in done]
-            pl.concat(named).write_parquet(folder / f"{table}.parquet")
-    except OSError as error:
-        raise ConfigurationError(f"The tables cannot be written to {folder}: {error.strerror or error}.") from error
-    note(f"Tables: {folder}/cells.parquet, requests.parquet, timeline.parquet")
 
 
 @contextmanager

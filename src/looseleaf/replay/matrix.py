@@ -43,6 +43,7 @@ def run_matrix(
     cost: StepCost,
     store: ResultStore,
     *,
+    keep_requests: bool = True,
     fresh: bool = False,
     processes: int | None = None,
     progress: Progress | None = None,
@@ -51,9 +52,11 @@ def run_matrix(
 
     What is finished is in `store` at once, and stays there when this is interrupted or fails; what is there already is
     not replayed again, unless `fresh`. A cell whose settings make no sense is refused without stopping the others.
+    `keep_requests`: one row for each; without it memory stays flat however many there are, and goodput is not known.
     """
     identity = source.identity()
-    keys = [store.key(identity, each, cost) for each in settings]
+    keys = [store.key(identity, each, cost, keep_requests=keep_requests) for each in settings]
+    jobs = [_Job(source, each, cost, store, key, keep_requests) for each, key in zip(settings, keys, strict=True)]
     cells = [
         Cell(each, None if fresh else store.load(key), kept=True) for each, key in zip(settings, keys, strict=True)
     ]
@@ -73,13 +76,10 @@ def run_matrix(
     processes = min(processes or usable_cores(), len(todo))
     if processes <= 1:
         for place in todo:
-            finish(place, _run(source, settings[place], cost, store, keys[place], partial(report, place)))
+            finish(place, _run(jobs[place], partial(report, place)))
         return cells
     with _workers(processes, len(cells)) as (pool, shares):
-        running = {
-            pool.submit(_run_in_worker, source, settings[place], cost, store, keys[place], place): place
-            for place in todo
-        }
+        running = {pool.submit(_run_in_worker, jobs[place], place): place for place in todo}
         while running:
             finished, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
             for future in finished:
@@ -93,16 +93,19 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _run(
-    source: TraceSource,
-    settings: Settings,
-    cost: StepCost,
-    store: ResultStore,
-    key: str,
-    advance: Callable[[float], None],
-) -> str:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    source: TraceSource
+    settings: Settings
+    cost: StepCost
+    store: ResultStore
+    key: str
+    keep_requests: bool
+
+
+def _run(job: _Job, advance: Callable[[float], None]) -> str:
     """Replay and keep the result; returns why it was refused, or nothing."""
-    trace = source.open()
+    trace = job.source.open()
     total = trace.num_requests
 
     def progress(finished: int, _now: float) -> None:
@@ -110,11 +113,11 @@ def _run(
             advance(min(finished / total, 1.0))
 
     try:
-        config = settings.config()
-        result = replay(trace, config, cost, progress=progress)
+        config = job.settings.config()
+        result = replay(trace, config, job.cost, progress=progress, keep_requests=job.keep_requests)
     except (ConfigurationError, RequestTooLarge) as error:
         return str(error)
-    store.save(key, result)
+    job.store.save(job.key, result)
     return ""
 
 
@@ -160,10 +163,8 @@ def _start_worker(shares: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run_in_worker(
-    source: TraceSource, settings: Settings, cost: StepCost, store: ResultStore, key: str, place: int
-) -> str:
+def _run_in_worker(job: _Job, place: int) -> str:
     def advance(share: float) -> None:
         _shares[place] = share
 
-    return _run(source, settings, cost, store, key, advance)
+    return _run(job, advance)

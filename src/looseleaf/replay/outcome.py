@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from looseleaf.errors import ConfigurationError
 from looseleaf.replay.goodput import Goodput, Slo, goodput, latencies
 from looseleaf.replay.timeline import REASONS
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from looseleaf.replay.result import ReplayResult
+
+CURVE = tuple(percent / 2 for percent in range(201))
 RARELY = 0.005
 """Share of the busy time: what binds for less is not named."""
 KINDS = ("token_states", "reserved", "internal_fragmentation", "free")
@@ -24,16 +29,40 @@ class Outcome:
 
     figures: dict[str, Any]
     timeline: pl.DataFrame
-    requests: pl.DataFrame
+    curves: dict[str, list[float]]
+    """By latency: its percentiles from 0 to 100, of all finished requests."""
+    kept_requests: pl.DataFrame | None
+    """None where a replay kept only distributions."""
 
     @classmethod
     def read(cls, folder: Path) -> Outcome:
-        """What `ReplayResult.save` wrote. Raises `OSError`, `ValueError` or polars' errors for anything else."""
+        """What `write` wrote. Raises `OSError`, `ValueError` or polars' errors for anything else."""
         import polars as pl
 
-        figures = json.loads((folder / "result.json").read_text())
-        tables = [pl.read_parquet(folder / f"{name}.parquet") for name in ("timeline", "requests")]
-        return cls(figures, *tables)
+        figures, curves = (json.loads((folder / name).read_text()) for name in ("result.json", "curves.json"))
+        kept = folder / "requests.parquet"
+        requests = pl.read_parquet(kept) if kept.exists() else None
+        return cls(figures, pl.read_parquet(folder / "timeline.parquet"), curves, requests)
+
+    @staticmethod
+    def write(result: ReplayResult, folder: Path) -> None:
+        """All of a result, into a folder of its own."""
+        result.save(folder)
+        percents = tuple(float(percent) for percent in CURVE)
+        curves = {
+            name: [row[f"p{percent:g}"] for percent in percents] for name, row in result.percentiles(percents).items()
+        }
+        (folder / "curves.json").write_text(json.dumps(curves))
+
+    @property
+    def requests(self) -> pl.DataFrame:
+        """One row for each. Raises `ConfigurationError` if they were not kept."""
+        if self.kept_requests is None:
+            raise ConfigurationError(
+                "This replay kept no requests, only how their latencies are distributed.",
+                hint="Leave out --forget-requests.",
+            )
+        return self.kept_requests
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -84,16 +113,11 @@ class Outcome:
     def goodput(self, slo: Slo) -> Goodput:
         return goodput(self.requests, slo, seconds=self.totals["makespan"], refused=self.totals["refused"])
 
-    def quantiles(self, kind: str, count: int = 201) -> list[float]:
-        """Of a latency over the requests, at `count` even steps from the smallest to the largest."""
-        import numpy as np
-
-        values = self.requests.select(latencies()[kind]).to_series().to_numpy()
-        return np.quantile(values, np.linspace(0, 1, count)).tolist() if len(values) else []
-
     def tenants(self, slo: Slo | None) -> list[dict[str, Any]]:
         """Of each tenant, busiest first: requests, output tokens and their share of all, latencies, and share within
         `slo`."""
+        if self.kept_requests is None:
+            return _from_totals(self.figures["tenants"])
         import polars as pl
 
         times = latencies()
@@ -113,3 +137,24 @@ class Outcome:
         table = self.requests.group_by("tenant").agg(**columns)
         table = table.with_columns(output_share=pl.col("output_tokens") / pl.col("output_tokens").sum())
         return table.sort("output_tokens", "tenant", descending=[True, False]).to_dicts()
+
+
+def _from_totals(tenants: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same rows without what only single requests tell."""
+    whole = sum(totals["output_tokens"] for totals in tenants.values())
+    rows = [
+        {
+            "tenant": name,
+            "requests": totals["requests"],
+            "prompt_tokens": totals["prompt_tokens"],
+            "output_tokens": totals["output_tokens"],
+            "cached_prompt_tokens": totals["cached_tokens"],
+            "preemptions": totals["preemptions"],
+            "ttft_mean": totals["ttft_seconds"] / totals["requests"],
+            "ttft_p99": math.nan,
+            "e2e_mean": totals["e2e_seconds"] / totals["requests"],
+            "output_share": totals["output_tokens"] / whole,
+        }
+        for name, totals in tenants.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["output_tokens"], row["tenant"]))

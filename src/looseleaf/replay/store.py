@@ -25,13 +25,13 @@ AFTERWARDS = ("blind_spots", "extent", "goodput", "matrix", "outcome", "settings
 
 @dataclass(frozen=True, slots=True)
 class ResultStore:
-    """`folder`/`key`/ holds what `ReplayResult.save` writes; it appears whole or not at all."""
+    """`folder`/`key`/ holds what `Outcome.write` writes; it appears whole or not at all."""
 
     folder: Path
 
-    def key(self, identity: object, settings: Settings, cost: StepCost) -> str:
+    def key(self, identity: object, settings: Settings, cost: StepCost, *, keep_requests: bool = True) -> str:
         """`identity`: of the trace, see `TraceSource.identity`."""
-        return digest_of([identity, settings.as_dict(), cost.describe(), code_digest()])
+        return digest_of([identity, settings.as_dict(), cost.describe(), keep_requests, code_digest()])
 
     def has(self, key: str) -> bool:
         return (self.folder / key).is_dir()
@@ -53,7 +53,7 @@ class ResultStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             place = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=self.folder))
             try:
-                result.save(place)
+                Outcome.write(result, place)
                 place.chmod(0o755)
                 shutil.rmtree(self.folder / key, ignore_errors=True)
                 place.rename(self.folder / key)

@@ -9,12 +9,12 @@ from typing import Any
 
 from looseleaf.replay.goodput import Slo
 from looseleaf.replay.matrix import Cell
-from looseleaf.replay.outcome import KINDS, Outcome
+from looseleaf.replay.outcome import CURVE, KINDS, Outcome
 from looseleaf.replay.settings import label, varied_axes
 from looseleaf.replay.table import MEMORY, MISSING, binding, service
+from looseleaf.replay.timeline import REASONS
 
 LATENCIES = {"ttft": "first token", "tpot": "per output token", "e2e": "end to end", "queue": "in the queue"}
-NUM_QUANTILES = 201
 MOST_TENANTS = 50
 
 WORDS = (
@@ -62,7 +62,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
         "made": f"{comparison.made_by}. Time is virtual: the scheduler and the memory are the ones that "
         "serve; the duration of each step comes from the cost model.",
         "figures": _figures(comparison),
-        "quantiles": [i / (NUM_QUANTILES - 1) for i in range(NUM_QUANTILES)],
+        "quantiles": [percent / 100 for percent in CURVE],
         "latencies": LATENCIES,
         "slo": {} if slo is None else {"ttft": slo.ttft, "tpot": slo.tpot, "e2e": slo.e2e},
         "glossary": [*WORDS, *((column.title, column.meaning) for column in columns if column.meaning)],
@@ -101,9 +101,12 @@ def _cells(comparison: Comparison) -> Iterable[dict[str, Any]]:
             "label": name,
             "split": {kind: outcome.totals["slot_shares"].get(kind, 0.0) for kind in KINDS},
             "bound": outcome.bound,
-            "quantiles": {kind: _short(outcome.quantiles(kind, NUM_QUANTILES)) for kind in LATENCIES},
+            "quantiles": {kind: _short(outcome.curves[kind]) for kind in LATENCIES},
             "timeline": {
                 column: _short(timeline[column].to_list()) for column in ("time", *KINDS, "running", "waiting")
+            },
+            "waits": {
+                reason: _short((timeline[f"{reason}_seconds"] / timeline["seconds"]).to_list()) for reason in REASONS
             },
             "tenants": _tenants(outcome, comparison.slo),
         }

@@ -143,6 +143,14 @@ function overTime(cell) {
     xaxis: seconds, yaxis: { ...upright, title: { text: "sequences" } }, hovermode: "x unified",
     margin: { l: 64, r: 12, t: 40, b: 44 },
   }), settings);
+  const waits = CONSTRAINTS.map(([key, name, color]) => ({
+    type: "scatter", mode: "lines", stackgroup: "waits", name, x: time, y: cell.waits[key], fillcolor: color,
+    line: { width: 0, shape: "hv" }, hovertemplate: name + ": %{y:.0%}<extra></extra>",
+  }));
+  Plotly.react("waits", waits, layout(240, {
+    xaxis: seconds, yaxis: { ...upright, range: [0, 1], tickformat: ".0%", title: { text: "the next waits for" } },
+    hovermode: "x unified", margin: { l: 64, r: 12, t: 48, b: 44 },
+  }), settings);
 }
 
 const TENANTS = ["tenant", "requests", "output tokens", "share of output", "first token, mean s", "first token, p99 s",
