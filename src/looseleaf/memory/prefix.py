@@ -23,7 +23,7 @@ class Prefix:
     KV dtype, adapter, the tenant's salt. Blocks of different scopes are never shared.
     """
 
-    __slots__ = ("_found", "_found_in", "scope", "tokens")
+    __slots__ = ("_found", "_found_in", "_keys", "_root_key", "scope", "tokens")
 
     def __init__(self, tokens: TokenIds, scope: str = "") -> None:
         """`tokens`: int32 `[num_tokens]`, not changed afterwards. Raises `InvalidSize`."""
@@ -38,6 +38,12 @@ class Prefix:
         self.scope = scope
         self._found: PrefixMatch | None = None
         self._found_in: tuple[int, bool] | None = None
+        self._keys: NDArray[np.uint64] = _NO_KEYS
+        self._root_key: int | None = None
+        """Of the root from which the index has made these keys."""
+
+
+_NO_KEYS: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
 class Divergence(NamedTuple):

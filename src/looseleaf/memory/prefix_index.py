@@ -20,6 +20,8 @@ from looseleaf.memory.prefix import Divergence, Prefix, PrefixMatch, TokenIds
 NO_ENTRY = 0
 _CANDIDATES = 64
 """Continuations of one entry that are compared for a match in part: the newest."""
+_FIRST_LOOKED_UP = 16
+"""Blocks of a prefix; if all are here, four times as many next."""
 _MULTIPLIERS_AT_ONCE = 4096
 _FEW_ROOTS = 1024
 """So many are kept without asking who needs them."""
@@ -82,12 +84,11 @@ class PrefixIndex:
         tokens, size = prefix.tokens, self.block_size
         root, root_key = self.root(prefix.scope)
         most = min((len(tokens) - 1) // size, len(self.entries))
-        keys = self._block_keys(root_key, tokens, 0, most)
-        blocks = np.fromiter(map(self._block_of_key.get, keys.tolist(), repeat(-1)), np.int32, most)
-        count = most
-        if most and blocks.min() < 0:
-            count = int((blocks < 0).argmax())
-            blocks = blocks[:count]
+        if prefix._root_key != root_key or len(prefix._keys) < most:  # a waiting prompt is looked for again and again
+            prefix._keys, prefix._root_key = self._block_keys(root_key, tokens, 0, most), root_key
+        keys = prefix._keys
+        blocks = self._blocks_of(keys[:most])
+        count = len(blocks)
         if count:
             chain = self.entries.take(blocks)
             rows = self.tokens.take(blocks, axis=0) == tokens[: count * size].reshape(-1, size)
@@ -240,6 +241,19 @@ class PrefixIndex:
         common = int(lengths[best])
         other = int(self.tokens[blocks[best], common]) if common < limits[best] else None
         return (int(blocks[best]) if common else -1), common, other
+
+    def _blocks_of(self, keys: NDArray[np.uint64]) -> Blocks:
+        """The blocks that the keys lead to, up to the first one that leads nowhere."""
+        blocks: list[int] = []
+        start, size = 0, _FIRST_LOOKED_UP
+        while start < len(keys):
+            found = list(map(self._block_of_key.get, keys[start : start + size].tolist(), repeat(-1)))
+            if -1 in found:
+                blocks += found[: found.index(-1)]
+                break
+            blocks += found
+            start, size = start + size, 4 * size
+        return np.array(blocks, np.int32)
 
     def _block_keys(self, key: int, tokens: TokenIds, start: int, count: int) -> NDArray[np.uint64]:
         """Keys of `count` blocks from token `start` on, where `key` is that of everything before."""
