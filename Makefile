@@ -6,9 +6,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Two test processes share the cores; one thread each keeps them out of each other's way.
 TEST_ENV := OMP_NUM_THREADS=1
 
-.PHONY: run test test-emulated asan exactness check format soak bench bench-kernels setup clean
+.PHONY: run generate test test-emulated asan exactness check format soak bench bench-kernels setup clean
 
-run: $(VENV)/.runtime  ## set everything up and answer a few prompts at once with the default model
+PORT ?= 8000
+
+run: $(VENV)/.runtime  ## set everything up, serve the default model on 127.0.0.1:PORT, ask it something; Ctrl-C ends it
+	$(BIN)/looseleaf serve smollm2-135m --port $(PORT) --ask "What is the capital of France?"
+
+generate: $(VENV)/.runtime  ## answer a few prompts at once with the default model, without a server
 	$(BIN)/looseleaf generate --model smollm2-135m --file examples/prompts.txt --max-tokens 48 --temperature 0
 
 test: $(VENV)/.dev  ## the whole test suite

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from looseleaf.cli.command import command
+from looseleaf.cli.first_question import FirstQuestion, someone_watches
 from looseleaf.cli.options import MODEL, EngineOptions, OutputOptions
+from looseleaf.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from looseleaf.server.serving import ServerSettings
@@ -32,6 +34,15 @@ class ServerOptions:
         typer.Option(
             metavar="NAME",
             help="What clients call the model. May be repeated. Default: as it was given.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
+    ask: Annotated[
+        str | None,
+        typer.Option(
+            metavar="QUESTION",
+            help="Once ready, ask this over HTTP and print the answer. Then the server stays until Ctrl-C; without a "
+            "terminal, or if the answer fails, it stops.",
             rich_help_panel=SERVER,
         ),
     ] = None
@@ -130,7 +141,24 @@ def serve(
 
     if name is not None:
         engine = replace(engine, model=name)
-    run(server_settings(server, engine, quiet=output.quiet), _say_ready)
+    question = _question(server)
+
+    def ready(url: str) -> None:
+        print(f"Ready: {url}/v1", file=sys.stderr, flush=True)
+        if question is not None:
+            question.ask(url)
+
+    run(server_settings(server, engine, quiet=output.quiet), ready)
+    if question is not None:
+        question.check()
+
+
+def _question(server: ServerOptions) -> FirstQuestion | None:
+    if server.ask is None:
+        return None
+    if server.api_key_file is not None and not server.api_key:
+        raise ConfigurationError("There is no key to ask with.", hint="Give --api-key beside --api-key-file.")
+    return FirstQuestion(server.ask, server.api_key[0] if server.api_key else None, stay=someone_watches())
 
 
 def server_settings(server: ServerOptions, engine: EngineOptions, *, quiet: bool = False) -> ServerSettings:
@@ -168,7 +196,3 @@ def server_settings(server: ServerOptions, engine: EngineOptions, *, quiet: bool
             header_timeout=server.header_timeout,
         ),
     )
-
-
-def _say_ready(url: str) -> None:
-    print(f"Ready: {url}/v1", file=sys.stderr, flush=True)
