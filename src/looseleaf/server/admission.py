@@ -35,7 +35,7 @@ _LAST_WORDS_SECONDS = 2.0
 class AdmissionSettings:
     request_timeout: float | None = None
     """Seconds from the request's headers to the end of its answer."""
-    max_body_bytes: int = 16 << 20
+    max_body_bytes: int = 4 << 20
     body_timeout: float = 30.0
 
 
