@@ -1,9 +1,10 @@
-"""A connection: uvicorn's, with limits on how many there are, and on the headers, their size and their time."""
+"""A connection: uvicorn's, with limits on how many there are, on the headers' size, and on every time it can hang."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,10 @@ class ConnectionLimits:
     max_header_bytes: int = 64 << 10
     """Of a request's first line and headers together."""
     header_timeout: float = 10.0
-    """Seconds from the beginning of a connection, or of a later request, to the end of its headers."""
+    """Seconds from the beginning of a connection, or of a later request, to the end of its headers; and for the rest
+    of a body, when its answer has been given early."""
+    write_timeout: float = 60.0
+    """Seconds that a client may take nothing of what is sent to it."""
 
 
 def limited_connection(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
@@ -32,6 +36,9 @@ class _LimitedConnection(HttpToolsProtocol):
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._unread: int | None = None
+        """Bytes that the client had not taken when the write timer was set; None: more could still be added."""
         self._in_headers = True
         self._header_bytes = 0
         self._refused = False
@@ -45,6 +52,7 @@ class _LimitedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -70,13 +78,20 @@ class _LimitedConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._size += len(name) + len(value)
-        super().on_header(name, value)
+        if self._in_headers or self._size <= self.limits.max_header_bytes:
+            super().on_header(name, value)
+        else:
+            self._refuse_headers()  # trailers: what comes after a body in pieces
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._stop_timer()
         if self._size > self.limits.max_header_bytes:
             self._refuse_headers()
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Sent before the answer to the one before has come. Nobody would notice any more that the client leaves,
+            # so this one is not taken: the answer in progress ends the connection, and the client may ask anew.
+            self._refused, self.cycle.keep_alive = True, False
         if not self._refused:
             super().on_headers_complete()
 
@@ -86,7 +101,55 @@ class _LimitedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if not self._refused:
+            if self.cycle.response_complete:
+                self._stop_timer()
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_writing()
+        if self.cycle.more_body and not self.transport.is_closing():
+            self._start_timer(self._close)  # the rest of the body is dropped, but not for ever
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_write_timer()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
+        self._watch_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch_writing()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._watch_writing()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._watch_writing()
+
+    def _watch_writing(self) -> None:
+        """Until all that was written has been taken, or nothing is for too long: then the connection is ended."""
+        if self._write_timer is None and (unread := self.transport.get_write_buffer_size()):
+            self._unread = unread if self.flow.write_paused or self.transport.is_closing() else None
+            self._write_timer = self.loop.call_later(self.limits.write_timeout, self._check_writing)
+
+    def _check_writing(self) -> None:
+        self._write_timer = None
+        if self._unread is not None and self.transport.get_write_buffer_size() >= self._unread:
+            self.transport.abort()
+        else:
+            self._watch_writing()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _refuse_headers(self) -> None:
         self._refuse(431, f"The headers are longer than {self.limits.max_header_bytes} bytes.")
@@ -97,7 +160,7 @@ class _LimitedConnection(HttpToolsProtocol):
             self._refuse(408, f"The headers did not arrive within {self.limits.header_timeout:g} s.")
         else:
             self._refused = True
-            self.transport.close()  # nothing was asked
+            self._close()  # nothing was asked
 
     def _refuse(self, status: int, message: str) -> None:
         self._refused = True
@@ -108,11 +171,11 @@ class _LimitedConnection(HttpToolsProtocol):
         body = json.dumps(error.body()).encode()
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         self.transport.write(head.encode() + b"\r\nconnection: close\r\n\r\n" + body)
-        self.transport.close()
+        self._close()
 
-    def _start_timer(self) -> None:
+    def _start_timer(self, at_end: Callable[[], None] | None = None) -> None:
         self._stop_timer()
-        self._timer = self.loop.call_later(self.limits.header_timeout, self._time_out)
+        self._timer = self.loop.call_later(self.limits.header_timeout, at_end or self._time_out)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
