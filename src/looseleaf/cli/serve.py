@@ -62,6 +62,15 @@ class ServerOptions:
             rich_help_panel=SERVER,
         ),
     ] = 3
+    audit_interval: Annotated[
+        float,
+        typer.Option(
+            help="Seconds between audits of the KV cache's books; one that fails ends the engine's process, and "
+            "another one goes on. 0: none.",
+            min=0,
+            rich_help_panel=SERVER,
+        ),
+    ] = 60.0
     metrics_prefix: Annotated[
         Literal["vllm", "looseleaf"],
         typer.Option(help="How /metrics names what vLLM has too.", rich_help_panel=SERVER),
@@ -106,7 +115,7 @@ class ServerOptions:
         ),
     ] = None
     max_body_bytes: Annotated[int, typer.Option(help="Longest body of a request.", min=1, rich_help_panel=LIMITS)] = (
-        16 << 20
+        4 << 20
     )
     body_timeout: Annotated[
         float, typer.Option(help="Seconds for a body to arrive.", min=0.001, rich_help_panel=LIMITS)
@@ -115,6 +124,14 @@ class ServerOptions:
     max_header_bytes: Annotated[
         int, typer.Option(help="Longest headers of a request.", min=256, rich_help_panel=LIMITS)
     ] = 64 << 10
+    write_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds after which a connection is ended whose client takes nothing of what is sent to it.",
+            min=0.001,
+            rich_help_panel=LIMITS,
+        ),
+    ] = 60.0
     header_timeout: Annotated[
         float, typer.Option(help="Seconds for headers to arrive.", min=0.001, rich_help_panel=LIMITS)
     ] = 10.0
@@ -173,6 +190,7 @@ def server_settings(server: ServerOptions, engine: EngineOptions, *, quiet: bool
             model=engine.model,
             config=engine.settings(),
             threads=engine.threads,
+            audit_interval=server.audit_interval,
             log_level=logging.getLevelName(logging.WARNING if quiet else logging.INFO),
         ),
         served_model_names=tuple(server.served_model_name or ()),
@@ -194,5 +212,6 @@ def server_settings(server: ServerOptions, engine: EngineOptions, *, quiet: bool
             max_connections=server.max_connections,
             max_header_bytes=server.max_header_bytes,
             header_timeout=server.header_timeout,
+            write_timeout=server.write_timeout,
         ),
     )

@@ -83,7 +83,9 @@ class Channel:
 
 
 class EngineLoop:
-    def __init__(self, engine: Engine, channel: Channel, ledger: StepLedger, parent: int) -> None:
+    def __init__(
+        self, engine: Engine, channel: Channel, ledger: StepLedger, parent: int = 0, audit_interval: float = 0.0
+    ) -> None:
         from looseleaf.server.engine_events import EventMaker
         from looseleaf.server.engine_meter import EngineMeter
 
@@ -91,22 +93,50 @@ class EngineLoop:
         self._channel = channel
         self._ledger = ledger
         self._parent = parent
+        self._audit_interval = audit_interval
+        self._audited_at, self._audited_step = time.monotonic(), 0
         self._crash_on = os.environ.get(CRASH_VARIABLE)
         self._events = EventMaker(engine)
         self._meter = EngineMeter(engine)
         engine.on_plan = self._planned
 
     def run(self) -> None:
-        """Until the front says so, or is gone."""
+        """Until the front says so, or is gone. Raises `AuditError`: nothing more may be served from this memory."""
         engine = self._engine
         while True:
-            for command in self._channel.commands(wait=not engine.has_unfinished()):
+            had_work = engine.has_unfinished()
+            heard = False
+            for command in self._channel.commands(wait=not had_work):
+                heard = True
                 if not self._carry_out(command):
                     return
             if engine.has_unfinished():
                 self._step()
             elif self._parent and os.getppid() != self._parent:
                 return
+            if self._audit_interval and self._is_audit_due(resting=not (had_work or heard)):
+                self._audit()
+
+    def _is_audit_due(self, *, resting: bool) -> bool:
+        """Now and then while it works, and once when it has come to rest."""
+        if resting:
+            return self._audited_step != self._meter.num_steps
+        return time.monotonic() - self._audited_at >= self._audit_interval
+
+    def _audit(self) -> None:
+        from looseleaf.memory.errors import AuditError
+
+        try:
+            self._engine.memory.audit()
+        except AuditError as error:
+            logger.critical("%s", error)
+            self._meter.audited(clean=False)
+            raise
+        else:
+            self._meter.audited(clean=True)
+        finally:
+            self._audited_at, self._audited_step = time.monotonic(), self._meter.num_steps
+            self._channel.send(Updates([], self._meter.stats()))
 
     def _step(self) -> None:
         self._meter.begin()
@@ -220,8 +250,10 @@ def main() -> int:
         channel.send(Ready(describe(engine, path)))
         gc.collect()
         gc.freeze()  # what is here now stays: no collection needs to look at it again
-        EngineLoop(engine, channel, ledger, settings.parent).run()
-        channel.close()
+        try:
+            EngineLoop(engine, channel, ledger, settings.parent, settings.audit_interval).run()
+        finally:
+            channel.close()
     return 0
 
 

@@ -20,6 +20,9 @@ class EngineSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Keywords of `EngineConfig`."""
     threads: int | None = None
     log_level: str = "INFO"
+    audit_interval: float = 60.0
+    """Seconds between audits of the KV cache's books while the engine works; 0: none. It is audited when it comes to
+    rest, too."""
     parent: int = 0
     """The front's process id; 0: nobody whose end would be this one's."""
 

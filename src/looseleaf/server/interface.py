@@ -189,6 +189,10 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_tokens: int = 0
     """Prompt tokens computed, again after preemptions too."""
     generated_tokens: int = 0
+    clean_audits: int = 0
+    """Times that the memory's books were recomputed from scratch and found right."""
+    failed_audits: int = 0
+    """Times that they were not. The process ends then; another one goes on with what was in flight."""
     step_seconds: dict[str, float] = {}
     """Time by phase: "schedule", "model", …; "step" is the whole."""
 

@@ -13,9 +13,10 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import uvicorn
 import uvloop
 
@@ -33,6 +34,7 @@ from looseleaf.server.identity import KeyRing
 from looseleaf.server.interface import EngineStopped
 from looseleaf.server.metrics import Prefix, ServerMetrics
 from looseleaf.server.observed import ObservedEngine, observe_http
+from looseleaf.server.open_files import allow_connections
 from looseleaf.server.quotas import Quotas
 from looseleaf.server.settings import FrontSettings
 
@@ -86,12 +88,7 @@ class _Serving:
         with self._signals():
             path = await asyncio.to_thread(lambda: resolve_model(settings.engine.model).path)
             engine = self._engine = RemoteEngine(
-                EngineSettings(
-                    model=str(path),
-                    config=settings.engine.config,
-                    threads=settings.engine.threads,
-                    log_level=settings.engine.log_level,
-                ),
+                msgspec.structs.replace(settings.engine, model=str(path)),
                 max_crashes=settings.max_crashes,
             )
             starting = asyncio.create_task(engine.start())
@@ -110,6 +107,8 @@ class _Serving:
 
     async def _serve(self, engine: RemoteEngine, tokenizer: Tokenizer, on_ready: Callable[[str], None]) -> None:
         settings, quotas = self._settings, Quotas()
+        limits = settings.connections
+        limits = replace(limits, max_connections=allow_connections(limits.max_connections))
         admitted = AdmittedEngine(
             engine, max_queue=settings.max_queue, quotas=quotas, tenant_named=self._ring.tenant_named
         )
@@ -121,7 +120,7 @@ class _Serving:
         server = _Uvicorn(
             uvicorn.Config(
                 admission,
-                http=limited_connection(settings.connections),
+                http=limited_connection(limits),
                 ws="none",
                 lifespan="off",
                 log_config=None,
