@@ -105,7 +105,8 @@ class RemoteEngine:
         flight = InFlight(msgspec.structs.replace(request, request_id=wire_id), name)
         self._flights[wire_id] = self._names[name] = flight
         try:
-            self._supervisor.send(flight.command())
+            if self._suspects.admit(flight):
+                self._supervisor.send(flight.command())
             while True:
                 for event in flight.take():
                     yield event
@@ -149,7 +150,7 @@ class RemoteEngine:
 
     def _note_end(self, places: dict[str, int]) -> None:
         known = ((self._flights.get(request_id), place) for request_id, place in places.items())
-        self._suspects.blame((flight, place) for flight, place in known if flight is not None and not flight.over)
+        self._suspects.blame({flight: place for flight, place in known if flight is not None and not flight.over})
 
     def _note_stop(self, error: EngineStopped | EngineStartFailed) -> None:
         self._stopped = error if isinstance(error, EngineStopped) else EngineStopped(error.message, hint=error.hint)

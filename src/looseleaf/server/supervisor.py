@@ -35,22 +35,24 @@ class Suspects:
     """Which requests are to blame for the ends of the engine's process.
 
     Results are exact, so a request that ends the process does so again when it comes to the same place. Who was worked
-    on at two ends in a row, and had come no further, is suspect. Suspects go to the next process one at a time,
-    each when the one before has got something done; the least suspect first. So who is innocent is cleared, and each
-    further end has one culprit.
+    on at two ends in a row, and had come no further, is suspect. Suspects go to the next process one at a time and
+    alone: each is cleared when it gets something done, and goes on beside the next. Then all the others go on.
     """
 
     def __init__(self, max_crashes: int) -> None:
         self._max_crashes = max_crashes
         self._waiting: list[InFlight] = []
         self._tried: InFlight | None = None
+        self._held: list[InFlight] = []
+        """Not suspect; they wait until no one is tried any more."""
 
-    def blame(self, places: Iterable[tuple[InFlight, int]]) -> None:
-        """After the end of a process: what it worked on, and how far each had come. Who was too often there fails."""
-        for flight, place in places:
+    def blame(self, places: dict[InFlight, int]) -> None:
+        """After the end of a process: what it worked on, and how far each had come. Who was too often there, the last
+        time alone, fails."""
+        for flight, place in places.items():
             flight.crashes = flight.crashes + 1 if place == flight.crash_place else 1
             flight.crash_place = place
-            if flight.crashes >= self._max_crashes:
+            if flight.crashes >= self._max_crashes and len(places) == 1:
                 flight.fail(
                     EngineCrashed(
                         f"The engine ended {flight.crashes} times while it worked on request {flight.name!r}.",
@@ -61,14 +63,22 @@ class Suspects:
                 logger.error("Request %s is given up: the engine ended on it %d times", flight.name, flight.crashes)
 
     def split(self, flights: Iterable[InFlight]) -> list[InFlight]:
-        """For a new process: which requests can go to it at once, the first suspect among them."""
-        flights = list(flights)
-        self._waiting = sorted((f for f in flights if f.crashes > 1), key=lambda f: f.crashes, reverse=True)
+        """For a new process: which requests can go to it at once."""
+        self._waiting, self._held = [], []
+        for flight in flights:
+            (self._waiting if flight.crashes >= min(2, self._max_crashes) else self._held).append(flight)
+        self._waiting.sort(key=lambda flight: flight.crashes)  # the most suspect is tried first
         self._tried = None
-        return [flight for flight in flights if flight.crashes <= 1] + self.next()
+        return self.next()
+
+    def admit(self, flight: InFlight) -> bool:
+        """Whether a new request can go to the process now; else it is among the `next`."""
+        if self._tried is not None:
+            self._held.append(flight)
+        return self._tried is None
 
     def next(self) -> list[InFlight]:
-        """The suspect whose turn it is, if the one before has been cleared, or is over; else nobody."""
+        """Who goes to the process now: the next suspect if the one before is cleared, or over; after the last, all."""
         if self._tried is not None and not (self._tried.progressed or self._tried.over):
             return []
         self._tried = None
@@ -77,7 +87,8 @@ class Suspects:
             if not flight.over:
                 self._tried = flight
                 return [flight]
-        return []
+        held, self._held = self._held, []
+        return [flight for flight in held if not flight.over]
 
 
 class Supervisor:
