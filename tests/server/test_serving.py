@@ -260,7 +260,7 @@ def refused(capfd: pytest.CaptureFixture[str], message: str, *arguments: str) ->
 
 
 def test_the_front_computes_nothing() -> None:
-    program = "import sys, looseleaf.server.serving; sys.exit('torch' in sys.modules)"
+    program = "import sys, looseleaf.server.serving, looseleaf.server.http_server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -16,7 +16,7 @@ from looseleaf.cli.options import MODEL, EngineOptions, OutputOptions
 from looseleaf.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from looseleaf.server.serving import ServerSettings
+    from looseleaf.server.settings import ServerSettings
 
 SERVER, ACCESS, LIMITS = "Server", "Access", "Limits"
 
@@ -179,11 +179,9 @@ def _question(server: ServerOptions) -> FirstQuestion | None:
 
 
 def server_settings(server: ServerOptions, engine: EngineOptions, *, quiet: bool = False) -> ServerSettings:
-    """Imports the server, but nothing that computes."""
-    from looseleaf.server.admission import AdmissionSettings
-    from looseleaf.server.connection import ConnectionLimits
+    """Imports neither HTTP nor what computes: that is for later, while the engine starts."""
     from looseleaf.server.engine_settings import EngineSettings
-    from looseleaf.server.serving import ServerSettings
+    from looseleaf.server.settings import AdmissionSettings, ConnectionLimits, ServerSettings
 
     return ServerSettings(
         engine=EngineSettings(

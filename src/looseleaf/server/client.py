@@ -21,6 +21,7 @@ from looseleaf.server.interface import (
     EngineStopped,
     Event,
     GenerateRequest,
+    Listener,
     ModelInfo,
     Ready,
     RequestRefused,
@@ -94,7 +95,7 @@ class RemoteEngine:
     def stats(self) -> EngineStats:
         return self._totals.stats()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    async def generate(self, request: GenerateRequest, listener: Listener | None = None) -> AsyncGenerator[Event, None]:
         if self._stopped is not None:
             raise _again(self._stopped)
         name = request.request_id
@@ -102,7 +103,7 @@ class RemoteEngine:
             raise InvalidRequest(f"Request id {name!r} is already in use.")
         self._num_sent += 1
         wire_id = f"{name}#{self._num_sent}"
-        flight = InFlight(msgspec.structs.replace(request, request_id=wire_id), name)
+        flight = InFlight(msgspec.structs.replace(request, request_id=wire_id), name, listener)
         self._flights[wire_id] = self._names[name] = flight
         try:
             if self._suspects.admit(flight):

@@ -5,24 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from looseleaf.server.handlers.sse import DIRECT_BODY
 from looseleaf.server.protocol.errors import ApiError
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    max_connections: int = 4096
-    max_header_bytes: int = 64 << 10
-    """Of a request's first line and headers together."""
-    header_timeout: float = 10.0
-    """Seconds from the beginning of a connection, or of a later request, to the end of its headers; and for the rest
-    of a body, when its answer has been given early."""
-    write_timeout: float = 60.0
-    """Seconds that a client may take nothing of what is sent to it."""
+from looseleaf.server.settings import ConnectionLimits
 
 
 def limited_connection(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
@@ -94,6 +83,9 @@ class _LimitedConnection(HttpToolsProtocol):
             self._refused, self.cycle.keep_alive = True, False
         if not self._refused:
             super().on_headers_complete()
+            if self.cycle is not None:
+                extensions: dict[str, Any] = {DIRECT_BODY: _ChunkedBody(self.cycle)}
+                self.scope["extensions"] = extensions
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -181,6 +173,29 @@ class _LimitedConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _ChunkedBody:
+    """A response's body as `DirectBody` offers it."""
+
+    __slots__ = ("_cycle", "_flow", "_write")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    def ready(self) -> bool:
+        cycle = self._cycle
+        return (
+            cycle.response_started
+            and cycle.chunked_encoding is True
+            and not (cycle.response_complete or cycle.disconnected or self._flow.write_paused)
+        )
+
+    def write(self, data: bytes) -> None:
+        if data:  # an empty chunk would be the end
+            self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 _CODES = {408: "header_timeout", 431: "headers_too_large", 503: "too_many_connections"}

@@ -28,6 +28,9 @@ _LAST_WORDS_MILLISECONDS = 500
 class EngineLife:
     """A process, and two sockets in a folder that only this user can open. Everything happens on one event loop."""
 
+    command: tuple[str, ...] = (sys.executable, "-m", "looseleaf.server.engine_process")
+    """What is started, with the folder as its argument."""
+
     def __init__(self, settings: EngineSettings, on_message: Callable[[EngineMessage], None]) -> None:
         """Starts it. `on_message` is called for each message, from the running loop."""
         self._on_message = on_message
@@ -50,7 +53,7 @@ class EngineLife:
         msgspec.structs.replace(settings, parent=os.getpid()).write(self._folder)
         # A session of its own: what the terminal sends to the front (Ctrl-C) is the front's to decide about.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "looseleaf.server.engine_process", str(self._folder)],
+            [*self.command, str(self._folder)],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
             start_new_session=True,

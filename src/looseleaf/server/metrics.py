@@ -6,7 +6,6 @@ Nothing here is global, and figures are put together when somebody asks for them
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -18,8 +17,8 @@ from looseleaf.server.engine_families import engine_families
 from looseleaf.server.histogram import Histogram, steps_1_2_5
 from looseleaf.server.interface import EngineClient, EngineStopped
 from looseleaf.server.request_timeline import OUTCOMES, RequestTimeline, number_of
+from looseleaf.server.settings import Prefix
 
-Prefix = Literal["vllm", "looseleaf"]
 PREFIXES: dict[Prefix, str] = {"vllm": "vllm:", "looseleaf": "looseleaf_"}
 
 _OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
