@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from looseleaf.cli.consoles import note, write
+from looseleaf.cli.consoles import write
 from looseleaf.errors import LooseleafError
 
 _SECONDS = 120
@@ -49,7 +49,8 @@ class FirstQuestion:
         except Exception as error:
             self._failure = error
         if self._failure is None and self._stay:
-            note(f"\n{_how_to_ask(url, with_key=self._key is not None)}\nCtrl-C stops the server.")
+            how = _how_to_ask(url, with_key=self._key is not None)
+            print(f"\nAsk it yourself; Ctrl-C stops the server.\n{how}", file=sys.stderr, flush=True)
         else:
             os.kill(os.getpid(), signal.SIGTERM)
 

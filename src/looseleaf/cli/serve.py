@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,13 +11,13 @@ import typer
 
 from looseleaf.cli.command import command
 from looseleaf.cli.first_question import FirstQuestion, someone_watches
-from looseleaf.cli.options import MODEL, EngineOptions, OutputOptions
+from looseleaf.cli.options import MODEL, SCHEDULING, EngineOptions, OutputOptions
 from looseleaf.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from looseleaf.server.settings import ServerSettings
 
-SERVER, ACCESS, LIMITS = "Server", "Access", "Limits"
+SERVER, ACCESS, LIMITS, OBSERVING = "Server", "Access", "Limits", "Logs, metrics, traces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +72,32 @@ class ServerOptions:
     ] = 60.0
     metrics_prefix: Annotated[
         Literal["vllm", "looseleaf"],
-        typer.Option(help="How /metrics names what vLLM has too.", rich_help_panel=SERVER),
+        typer.Option(help="How /metrics names what vLLM has too.", rich_help_panel=OBSERVING),
     ] = "vllm"
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(help="Of the log on stderr, the engine's lines too.", rich_help_panel=OBSERVING),
+    ] = "text"
+    log_requests: Annotated[
+        bool,
+        typer.Option(
+            "--log-requests/--no-log-requests",
+            help="A line for each request that is over, with its id, tenant, sizes and times.",
+            rich_help_panel=OBSERVING,
+        ),
+    ] = True
+    log_prompts: Annotated[
+        bool,
+        typer.Option("--log-prompts", help="In it also the prompt's token ids.", rich_help_panel=OBSERVING),
+    ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send OpenTelemetry traces of requests there, such as http://127.0.0.1:4318/v1/traces.",
+            rich_help_panel=OBSERVING,
+        ),
+    ] = None
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,8 +119,21 @@ class ServerOptions:
     ] = None
     allow_unauthenticated: Annotated[
         bool,
-        typer.Option("--allow-unauthenticated", help="Let anyone in who can connect.", rich_help_panel=ACCESS),
+        typer.Option(
+            "--allow-unauthenticated",
+            help="Let anyone in who can connect, by whatever name.",
+            rich_help_panel=ACCESS,
+        ),
     ] = False
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name by which clients may call this server when no key is needed; * for any. May be repeated. "
+            "Default: only this machine's, so that no web page gets at it.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None
     max_queue: Annotated[
         int,
         typer.Option(
@@ -148,6 +184,14 @@ def serve(
     name: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="As --model.", rich_help_panel=MODEL, show_default=False)
     ] = None,
+    scheduling_policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who goes first: fcfs (first come first served), priority (requests name theirs), or fair (tenants "
+            "get shares by their weights). Default: fair where several tenants have keys, else fcfs.",
+            rich_help_panel=SCHEDULING,
+        ),
+    ] = None,
 ) -> None:
     """Serve a model to OpenAI clients, until SIGTERM or Ctrl-C.
 
@@ -156,8 +200,7 @@ def serve(
     """
     from looseleaf.server.serving import serve as run
 
-    if name is not None:
-        engine = replace(engine, model=name)
+    engine = replace(engine, model=name or engine.model)
     question = _question(server)
 
     def ready(url: str) -> None:
@@ -165,7 +208,7 @@ def serve(
         if question is not None:
             question.ask(url)
 
-    run(server_settings(server, engine, quiet=output.quiet), ready)
+    run(server_settings(server, engine, scheduling_policy, quiet=output.quiet), ready)
     if question is not None:
         question.check()
 
@@ -178,7 +221,9 @@ def _question(server: ServerOptions) -> FirstQuestion | None:
     return FirstQuestion(server.ask, server.api_key[0] if server.api_key else None, stay=someone_watches())
 
 
-def server_settings(server: ServerOptions, engine: EngineOptions, *, quiet: bool = False) -> ServerSettings:
+def server_settings(
+    server: ServerOptions, engine: EngineOptions, scheduling_policy: str | None, *, quiet: bool = False
+) -> ServerSettings:
     """Imports neither HTTP nor what computes: that is for later, while the engine starts."""
     from looseleaf.server.engine_settings import EngineSettings
     from looseleaf.server.settings import AdmissionSettings, ConnectionLimits, ServerSettings
@@ -186,11 +231,16 @@ def server_settings(server: ServerOptions, engine: EngineOptions, *, quiet: bool
     return ServerSettings(
         engine=EngineSettings(
             model=engine.model,
-            config=engine.settings(),
+            config=engine.settings() | {"scheduling_policy": scheduling_policy},
             threads=engine.threads,
             audit_interval=server.audit_interval,
-            log_level=logging.getLevelName(logging.WARNING if quiet else logging.INFO),
         ),
+        log_level="WARNING" if quiet else "INFO",
+        log_format=server.log_format,
+        log_requests=server.log_requests and not quiet,
+        log_prompts=server.log_prompts,
+        otlp_traces_endpoint=server.otlp_traces_endpoint,
+        allowed_hosts=tuple(server.allowed_host or ()),
         served_model_names=tuple(server.served_model_name or ()),
         host=server.host,
         port=server.port,

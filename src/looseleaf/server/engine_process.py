@@ -33,6 +33,7 @@ from looseleaf.server.interface import (
     StartFailed,
     Updates,
 )
+from looseleaf.server.log_format import LostRecords, logs_written
 from looseleaf.server.step_ledger import StepLedger
 
 if TYPE_CHECKING:
@@ -230,10 +231,10 @@ def main() -> int:
             return 1
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the front ends this process, after what runs has ended
         signal.signal(ignored, signal.SIG_IGN)
-    logging.basicConfig(
-        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s engine: %(message)s"
+    logs = logs_written(
+        sys.stderr, format=settings.log_format, source="engine", level=settings.log_level, on_loss=LostRecords().note
     )
-    with StepLedger(folder / LEDGER) as ledger:
+    with logs, StepLedger(folder / LEDGER) as ledger:
         channel = Channel(folder)
         try:
             engine, path = _load(settings)
@@ -252,6 +253,9 @@ def main() -> int:
         gc.freeze()  # what is here now stays: no collection needs to look at it again
         try:
             EngineLoop(engine, channel, ledger, settings.parent, settings.audit_interval).run()
+        except Exception:
+            logger.exception("The engine ends")
+            return 1
         finally:
             channel.close()
     return 0

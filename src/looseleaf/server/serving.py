@@ -13,10 +13,11 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvloop
@@ -26,7 +27,9 @@ from looseleaf.server.bind_address import bind, check_exposure, url_of
 from looseleaf.server.client import RemoteEngine
 from looseleaf.server.identity import KeyRing
 from looseleaf.server.interface import EngineStopped
-from looseleaf.server.settings import ServerSettings
+from looseleaf.server.log_format import LostRecords, logs_written
+from looseleaf.server.settings import Observation, ServerSettings
+from looseleaf.server.tracing import TraceExport
 
 if TYPE_CHECKING:
     from looseleaf.models.tokenizer import Tokenizer
@@ -39,17 +42,29 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
 
     Raises a `LooseleafError` for what keeps it from starting, and `EngineStopped` if the engine is lost for good.
     """
+    lost = LostRecords()
+    with (
+        logs_written(
+            sys.stderr, format=settings.log_format, source="front", level=settings.log_level, on_loss=lost.note
+        ),
+        _traces(settings.otlp_traces_endpoint) as traces,
+    ):
+        _serve(settings, Observation(lost, traces), on_ready)
+
+
+def _serve(settings: ServerSettings, observation: Observation, on_ready: Callable[[str], None]) -> None:
     ring = KeyRing(settings.api_keys, settings.api_key_file)
     check_exposure(settings.host, has_keys=ring.required, allow_unauthenticated=settings.allow_unauthenticated)
     with bind(settings.host, settings.port) as bound, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_Serving(settings, ring, bound).run(on_ready))
+        runner.run(_Serving(settings, ring, bound, observation).run(on_ready))
 
 
 class _Serving:
-    def __init__(self, settings: ServerSettings, ring: KeyRing, bound: socket.socket) -> None:
+    def __init__(self, settings: ServerSettings, ring: KeyRing, bound: socket.socket, observation: Observation) -> None:
         self._settings = settings
         self._ring = ring
         self._bound = bound
+        self._observation = observation
         self._stop = asyncio.Event()
         self._engine: RemoteEngine | None = None
 
@@ -58,7 +73,14 @@ class _Serving:
         with self._signals():
             path = await asyncio.to_thread(lambda: resolve_model(settings.engine.model).path)
             engine = self._engine = RemoteEngine(
-                msgspec.structs.replace(settings.engine, model=str(path)), max_crashes=settings.max_crashes
+                msgspec.structs.replace(
+                    settings.engine,
+                    model=str(path),
+                    config=_with_policy(settings.engine.config, self._ring),
+                    log_level=settings.log_level,
+                    log_format=settings.log_format,
+                ),
+                max_crashes=settings.max_crashes,
             )
             starting = asyncio.create_task(engine.start())
             stopped = asyncio.create_task(self._stop.wait())
@@ -77,7 +99,7 @@ class _Serving:
     async def _serve(self, engine: RemoteEngine, tokenizer: Tokenizer, on_ready: Callable[[str], None]) -> None:
         from looseleaf.server.http_server import HttpServer
 
-        server = HttpServer(self._settings, self._ring, engine, tokenizer)
+        server = HttpServer(self._settings, self._ring, engine, tokenizer, self._observation)
         await server.start(self._bound)
         on_ready(url_of(self._bound))
         while not self._stop.is_set() and engine.state != "stopped" and not server.has_ended:
@@ -112,6 +134,26 @@ class _Serving:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         os._exit(128 + number)
+
+
+def _with_policy(config: dict[str, Any], ring: KeyRing) -> dict[str, Any]:
+    """Where nobody has said who goes first: tenants get fair shares, if there are several."""
+    if config.get("scheduling_policy") is not None:
+        return config
+    return config | {"scheduling_policy": "fair" if ring.num_tenants > 1 else "fcfs"}
+
+
+@contextmanager
+def _traces(endpoint: str | None) -> Iterator[TraceExport | None]:
+    """Raises `ConfigurationError`."""
+    if endpoint is None:
+        yield None
+        return
+    traces = TraceExport(endpoint)
+    try:
+        yield traces
+    finally:
+        traces.close()
 
 
 def _prepare(path: Path) -> Tokenizer:

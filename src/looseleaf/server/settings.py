@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from looseleaf.server.engine_settings import EngineSettings
+from looseleaf.server.log_format import LogFormat, LostRecords
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+    from looseleaf.server.tracing import TraceExport
 
 Prefix = Literal["vllm", "looseleaf"]
 
@@ -45,13 +48,30 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     api_key_file: Path | None = None
     allow_unauthenticated: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that clients may ask for, beside this machine's own; matters where no key is needed."""
     max_queue: int = 2048
     max_crashes: int = 3
     drain_timeout: float = 30.0
     """Seconds that requests in progress have to end when the server is told to stop."""
     metrics_prefix: Prefix = "vllm"
+    log_format: LogFormat = "text"
+    log_level: str = "INFO"
+    log_requests: bool = True
+    log_prompts: bool = False
+    otlp_traces_endpoint: str | None = None
+    """Where spans of requests go; None: there are none."""
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Where what is seen of the server goes, beside its metrics."""
+
+    lost_records: LostRecords = field(default_factory=LostRecords)
+    """Of the log."""
+    traces: TraceExport | None = None
 
 
 @dataclass(frozen=True, slots=True)
