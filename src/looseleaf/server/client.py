@@ -138,9 +138,8 @@ class RemoteEngine:
             self._resume()
         elif isinstance(message, RequestRefused):
             if (flight := self._flights.get(message.request_id)) is not None:
-                flight.fail(
-                    RequestRefusedError(message.error, message.message, hint=message.hint, details=message.details)
-                )
+                told = message.message.replace(flight.wire_id, flight.name)
+                flight.fail(RequestRefusedError(message.error, told, hint=message.hint, details=message.details))
         elif isinstance(message, Updates):
             if message.stats is not None:
                 self._totals.take(message.stats)
