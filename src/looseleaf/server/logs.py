@@ -25,7 +25,13 @@ class RequestLog:
         self._prompts = prompts
 
         def stamp(_logger: Any, level: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-            return {"timestamp": timestamp(time.time()), "level": level, "source": "front", **event}
+            first = {
+                "timestamp": timestamp(time.time()),
+                "level": level,
+                "source": "front",
+                "event": event.pop("event"),
+            }
+            return {**first, **event}
 
         def last(_logger: Any, _level: str, event: structlog.typing.EventDict) -> str:
             return render(event, format)
