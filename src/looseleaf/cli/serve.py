@@ -11,7 +11,7 @@ import typer
 
 from looseleaf.cli.command import command
 from looseleaf.cli.first_question import FirstQuestion, someone_watches
-from looseleaf.cli.options import MODEL, SCHEDULING, EngineOptions, OutputOptions
+from looseleaf.cli.options import AUTO, SCHEDULING, EngineOptions, OutputOptions
 from looseleaf.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -70,34 +70,6 @@ class ServerOptions:
             rich_help_panel=SERVER,
         ),
     ] = 60.0
-    metrics_prefix: Annotated[
-        Literal["vllm", "looseleaf"],
-        typer.Option(help="How /metrics names what vLLM has too.", rich_help_panel=OBSERVING),
-    ] = "vllm"
-    log_format: Annotated[
-        Literal["text", "json"],
-        typer.Option(help="Of the log on stderr, the engine's lines too.", rich_help_panel=OBSERVING),
-    ] = "text"
-    log_requests: Annotated[
-        bool,
-        typer.Option(
-            "--log-requests/--no-log-requests",
-            help="A line for each request that is over, with its id, tenant, sizes and times.",
-            rich_help_panel=OBSERVING,
-        ),
-    ] = True
-    log_prompts: Annotated[
-        bool,
-        typer.Option("--log-prompts", help="In it also the prompt's token ids.", rich_help_panel=OBSERVING),
-    ] = False
-    otlp_traces_endpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Send OpenTelemetry traces of requests there, such as http://127.0.0.1:4318/v1/traces.",
-            rich_help_panel=OBSERVING,
-        ),
-    ] = None
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -160,6 +132,9 @@ class ServerOptions:
     max_header_bytes: Annotated[
         int, typer.Option(help="Longest headers of a request.", min=256, rich_help_panel=LIMITS)
     ] = 64 << 10
+    header_timeout: Annotated[
+        float, typer.Option(help="Seconds for headers to arrive.", min=0.001, rich_help_panel=LIMITS)
+    ] = 10.0
     write_timeout: Annotated[
         float,
         typer.Option(
@@ -168,9 +143,46 @@ class ServerOptions:
             rich_help_panel=LIMITS,
         ),
     ] = 60.0
-    header_timeout: Annotated[
-        float, typer.Option(help="Seconds for headers to arrive.", min=0.001, rich_help_panel=LIMITS)
-    ] = 10.0
+    metrics_prefix: Annotated[
+        Literal["vllm", "looseleaf"],
+        typer.Option(help="How /metrics names what vLLM has too.", rich_help_panel=OBSERVING),
+    ] = "vllm"
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(help="Of the log on stderr, the engine's lines too.", rich_help_panel=OBSERVING),
+    ] = "text"
+    log_requests: Annotated[
+        bool,
+        typer.Option(
+            "--log-requests/--no-log-requests",
+            help="A line for each request that is over, with its id, tenant, sizes and times.",
+            rich_help_panel=OBSERVING,
+        ),
+    ] = True
+    log_prompts: Annotated[
+        bool,
+        typer.Option("--log-prompts", help="In it also the prompt's token ids.", rich_help_panel=OBSERVING),
+    ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send OpenTelemetry traces of requests there, such as http://127.0.0.1:4318/v1/traces.",
+            rich_help_panel=OBSERVING,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEngineOptions(EngineOptions):
+    scheduling_policy: Annotated[
+        str,
+        typer.Option(
+            help="Who goes first: fcfs (first come first served), priority (requests name theirs), or fair (tenants "
+            "get shares by their weights). auto: fair where several tenants have keys, else fcfs.",
+            rich_help_panel=SCHEDULING,
+        ),
+    ] = AUTO
 
 
 def register(app: typer.Typer) -> None:
@@ -179,24 +191,14 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     server: ServerOptions,
-    engine: EngineOptions,
+    engine: ServedEngineOptions,
     output: OutputOptions,
-    name: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="As --model.", rich_help_panel=MODEL, show_default=False)
-    ] = None,
-    scheduling_policy: Annotated[
-        str | None,
-        typer.Option(
-            help="Who goes first: fcfs (first come first served), priority (requests name theirs), or fair (tenants "
-            "get shares by their weights). Default: fair where several tenants have keys, else fcfs.",
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.", show_default=False)] = None,
 ) -> None:
     """Serve a model to OpenAI clients, until SIGTERM or Ctrl-C.
 
-    Its address is printed on stderr once it answers. On 127.0.0.1 no key is needed; other addresses need
-    [bold]--api-key-file[/], [bold]--api-key[/] or [bold]--allow-unauthenticated[/].
+    Its address is printed on stderr once it answers. On 127.0.0.1 no key is
+    needed; other addresses need [bold]--api-key-file[/], [bold]--api-key[/] or [bold]--allow-unauthenticated[/].
     """
     from looseleaf.server.serving import serve as run
 
@@ -208,7 +210,7 @@ def serve(
         if question is not None:
             question.ask(url)
 
-    run(server_settings(server, engine, scheduling_policy, quiet=output.quiet), ready)
+    run(server_settings(server, engine, quiet=output.quiet), ready)
     if question is not None:
         question.check()
 
@@ -221,9 +223,7 @@ def _question(server: ServerOptions) -> FirstQuestion | None:
     return FirstQuestion(server.ask, server.api_key[0] if server.api_key else None, stay=someone_watches())
 
 
-def server_settings(
-    server: ServerOptions, engine: EngineOptions, scheduling_policy: str | None, *, quiet: bool = False
-) -> ServerSettings:
+def server_settings(server: ServerOptions, engine: EngineOptions, *, quiet: bool = False) -> ServerSettings:
     """Imports neither HTTP nor what computes: that is for later, while the engine starts."""
     from looseleaf.server.engine_settings import EngineSettings
     from looseleaf.server.settings import AdmissionSettings, ConnectionLimits, ServerSettings
@@ -231,7 +231,7 @@ def server_settings(
     return ServerSettings(
         engine=EngineSettings(
             model=engine.model,
-            config=engine.settings() | {"scheduling_policy": scheduling_policy},
+            config=engine.settings(),
             threads=engine.threads,
             audit_interval=server.audit_interval,
         ),

@@ -62,7 +62,7 @@ class HttpServer:
         self._admission = Admission(app, settings.admission, ring, quotas)
         self._server = _Uvicorn(
             uvicorn.Config(
-                _own_machine_only(self._admission, settings, ring),
+                own_machine_only(self._admission, settings, ring),
                 http=limited_connection(limits),
                 ws="none",
                 lifespan="off",
@@ -128,7 +128,7 @@ def _watchers(settings: ServerSettings, observation: Observation, model_name: st
     return watchers
 
 
-def _own_machine_only(app: ASGIApp, settings: ServerSettings, ring: KeyRing) -> ASGIApp:
+def own_machine_only(app: ASGIApp, settings: ServerSettings, ring: KeyRing) -> ASGIApp:
     """Where nothing else says who may ask."""
     open_to_all = settings.allow_unauthenticated or ANY_HOST in settings.allowed_hosts
     if ring.required or open_to_all or not is_loopback(settings.host):

@@ -34,6 +34,7 @@ from looseleaf.server.tracing import TraceExport
 if TYPE_CHECKING:
     from looseleaf.models.tokenizer import Tokenizer
 
+AUTO_POLICY = "auto"
 _WATCH_SECONDS = 0.2
 
 
@@ -76,7 +77,7 @@ class _Serving:
                 msgspec.structs.replace(
                     settings.engine,
                     model=str(path),
-                    config=_with_policy(settings.engine.config, self._ring),
+                    config=with_policy(settings.engine.config, self._ring),
                     log_level=settings.log_level,
                     log_format=settings.log_format,
                 ),
@@ -136,9 +137,9 @@ class _Serving:
         os._exit(128 + number)
 
 
-def _with_policy(config: dict[str, Any], ring: KeyRing) -> dict[str, Any]:
+def with_policy(config: dict[str, Any], ring: KeyRing) -> dict[str, Any]:
     """Where nobody has said who goes first: tenants get fair shares, if there are several."""
-    if config.get("scheduling_policy") is not None:
+    if config.get("scheduling_policy") != AUTO_POLICY:
         return config
     return config | {"scheduling_policy": "fair" if ring.num_tenants > 1 else "fcfs"}
 
