@@ -1,6 +1,7 @@
 #include "pool_memory.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <torch/csrc/stable/device.h>
 #include <torch/csrc/stable/ops.h>
@@ -8,8 +9,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <memory>
+#include <thread>
 
 namespace looseleaf {
 namespace {
@@ -21,8 +24,12 @@ size_t rounded_up(size_t size, size_t unit) { return (size + unit - 1) / unit * 
 struct Mapping {
   void* start = MAP_FAILED;
   size_t length = 0;
+  std::thread filler;
+  std::atomic<bool> wanted{true};
 
   ~Mapping() {
+    wanted = false;
+    if (filler.joinable()) filler.join();
     if (start != MAP_FAILED) munmap(start, length);
   }
 };
@@ -62,9 +69,26 @@ void touch(char* data, size_t size, size_t page) {
   }
 }
 
-}  // namespace
+// Makes the pages exist while others use them: an atomic exchange of 0 for 0 changes nothing, but is a write. (madvise
+// could populate them, too, but holds a lock that every large allocation of the process then has to wait for.) The
+// beginnings of all parts come first, then what follows them: there the first blocks of each layer lie.
+void fill(const Mapping& mapping, char* data, size_t size, size_t page, size_t parts) {
+  setpriority(PRIO_PROCESS, 0, 19);  // this thread's alone
+  const size_t part = rounded_up((size + parts - 1) / parts, page);
+  for (size_t first = 0; first < part; first += huge_page) {
+    for (size_t begin = first; begin < size; begin += part) {
+      const size_t end = std::min({size, begin + huge_page, begin - first + part});
+      for (size_t at = begin; at < end; at += page) {
+        if (!mapping.wanted) return;
+        char zero = 0;
+        __atomic_compare_exchange_n(static_cast<volatile char*>(data + at), &zero, char(0), false, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED);
+      }
+    }
+  }
+}
 
-torch::stable::Tensor allocate_pool(int64_t nbytes, bool lock, int64_t numa_nodes) {
+torch::stable::Tensor make_pool(int64_t nbytes, bool lock, int64_t numa_nodes, int64_t parts) {
   STD_TORCH_CHECK(nbytes > 0, "pool memory: the size must be positive, not ", nbytes);
   const auto page = size_t(sysconf(_SC_PAGESIZE));
   const auto wanted = size_t(nbytes);
@@ -81,7 +105,11 @@ torch::stable::Tensor allocate_pool(int64_t nbytes, bool lock, int64_t numa_node
   if (numa_nodes != 0) interleave(data, size, uint64_t(numa_nodes));
   // Before the pages exist: a limit that is too low shows at once, and the threads below fault them in together.
   if (lock) check(mlock2(data, size, MLOCK_ONFAULT) == 0, "mlock");
-  touch(data, size, page);
+  if (parts > 0) {
+    mapping->filler = std::thread([=, &mapping = *mapping] { fill(mapping, data, size, page, size_t(parts)); });
+  } else {
+    touch(data, size, page);
+  }
 
   const int64_t sizes[] = {nbytes}, strides[] = {1};
   // from_blob copies the deleter; it owns the mapping from here on.
@@ -90,6 +118,17 @@ torch::stable::Tensor allocate_pool(int64_t nbytes, bool lock, int64_t numa_node
                                          torch::headeronly::ScalarType::Byte, [owned](void*) { delete owned; });
   mapping.release();
   return tensor;
+}
+
+}  // namespace
+
+torch::stable::Tensor allocate_pool(int64_t nbytes, bool lock, int64_t numa_nodes) {
+  return make_pool(nbytes, lock, numa_nodes, 0);
+}
+
+torch::stable::Tensor reserve_pool(int64_t nbytes, int64_t numa_nodes, int64_t parts) {
+  STD_TORCH_CHECK(parts > 0, "pool memory: the number of parts must be positive, not ", parts);
+  return make_pool(nbytes, false, numa_nodes, parts);
 }
 
 }  // namespace looseleaf

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from looseleaf.cli.main import app
+from looseleaf.cli.main import make_app
 from server.server_process import Server, read_all, wait_until
 from tiny_model import write_tiny_folder
 
@@ -252,7 +252,7 @@ def test_a_port_in_use(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
 def refused(capfd: pytest.CaptureFixture[str], message: str, *arguments: str) -> None:
     """In this process, which has all imports already."""
     with pytest.raises(SystemExit) as ended:
-        app(["serve", *arguments])
+        make_app()(["serve", *arguments])
     said = capfd.readouterr().err
     assert ended.value.code == 2
     assert message in said

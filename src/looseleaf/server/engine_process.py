@@ -33,6 +33,7 @@ from looseleaf.server.interface import (
     StartFailed,
     Updates,
 )
+from looseleaf.server.lean_torch import defer_compiler_parts
 from looseleaf.server.log_format import LostRecords, logs_written
 from looseleaf.server.step_ledger import StepLedger
 
@@ -222,6 +223,7 @@ def refusal(request_id: str, error: LooseleafError) -> RequestRefused:
 
 
 def main() -> int:
+    gc.disable()  # what starts a process stays: looking for garbage in it took a fifth of the time
     folder = Path(sys.argv[1])
     settings = EngineSettings.read(folder)
     if settings.parent:
@@ -249,8 +251,8 @@ def main() -> int:
         from looseleaf.server.engine_meter import describe
 
         channel.send(Ready(describe(engine, path)))
-        gc.collect()
-        gc.freeze()  # what is here now stays: no collection needs to look at it again
+        gc.freeze()  # no collection needs to look at it later, either
+        gc.enable()
         try:
             EngineLoop(engine, channel, ledger, settings.parent, settings.audit_interval).run()
         except Exception:
@@ -262,6 +264,7 @@ def main() -> int:
 
 
 def _load(settings: EngineSettings) -> tuple[Engine, str]:
+    defer_compiler_parts()
     from looseleaf.engine.config import EngineConfig
     from looseleaf.engine.llm import load_engine
     from looseleaf.kernels.threads import use_threads
@@ -270,7 +273,7 @@ def _load(settings: EngineSettings) -> tuple[Engine, str]:
     config = EngineConfig.parse(settings.config)
     use_threads(settings.threads)
     path = str(resolve_model(settings.model).path)
-    return load_engine(path, config), path
+    return load_engine(path, config, wait_for_memory=False), path
 
 
 if __name__ == "__main__":

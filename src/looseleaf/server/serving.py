@@ -10,6 +10,7 @@ a second of its own to import, and that passes while the engine starts.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -32,7 +33,7 @@ from looseleaf.server.settings import Observation, ServerSettings
 from looseleaf.server.tracing import TraceExport
 
 if TYPE_CHECKING:
-    from looseleaf.models.tokenizer import Tokenizer
+    from looseleaf.server.http_server import HttpServer
 
 AUTO_POLICY = "auto"
 _WATCH_SECONDS = 0.2
@@ -43,6 +44,7 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
 
     Raises a `LooseleafError` for what keeps it from starting, and `EngineStopped` if the engine is lost for good.
     """
+    gc.disable()  # until it serves
     lost = LostRecords()
     with (
         logs_written(
@@ -86,21 +88,30 @@ class _Serving:
             starting = asyncio.create_task(engine.start())
             stopped = asyncio.create_task(self._stop.wait())
             try:
-                tokenizer = await asyncio.to_thread(_prepare, path)  # while the engine starts
+                server = await asyncio.to_thread(self._prepare, engine, path)  # while the engine starts
                 await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
                     starting.result()
-                    await self._serve(engine, tokenizer, on_ready)
+                    await self._serve(engine, server, on_ready)
             finally:
                 stopped.cancel()
                 await engine.stop()
                 with suppress(Exception):
                     await starting  # what it raised was raised above, or is due to the stop
 
-    async def _serve(self, engine: RemoteEngine, tokenizer: Tokenizer, on_ready: Callable[[str], None]) -> None:
+    def _prepare(self, engine: RemoteEngine, path: Path) -> HttpServer:
+        from looseleaf.models.model_files import find_model
+        from looseleaf.models.tokenizer import Tokenizer
         from looseleaf.server.http_server import HttpServer
 
-        server = HttpServer(self._settings, self._ring, engine, tokenizer, self._observation)
+        found = find_model(path)
+        tokenizer = Tokenizer.from_folder(found) if found.is_dir() else Tokenizer.from_gguf(found)
+        tokenizer.detokenizer()  # makes its tables
+        return HttpServer(self._settings, self._ring, engine, tokenizer, self._observation)
+
+    async def _serve(self, engine: RemoteEngine, server: HttpServer, on_ready: Callable[[str], None]) -> None:
+        gc.freeze()  # what is here now stays: no collection needs to look at it again
+        gc.enable()
         await server.start(self._bound)
         on_ready(url_of(self._bound))
         while not self._stop.is_set() and engine.state != "stopped" and not server.has_ended:
@@ -155,13 +166,3 @@ def _traces(endpoint: str | None) -> Iterator[TraceExport | None]:
         yield traces
     finally:
         traces.close()
-
-
-def _prepare(path: Path) -> Tokenizer:
-    """Import what HTTP needs, and load the tokenizer."""
-    import looseleaf.server.http_server  # noqa: F401
-    from looseleaf.models.model_files import find_model
-    from looseleaf.models.tokenizer import Tokenizer
-
-    found = find_model(path)
-    return Tokenizer.from_folder(found) if found.is_dir() else Tokenizer.from_gguf(found)
