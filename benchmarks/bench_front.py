@@ -62,7 +62,7 @@ ROWS = ("text alone", "per token", "  of the program", "  of the system", "all, 
 READER = """
 import selectors, socket, sys, time
 host, port, count, body = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4].encode()
-request = (b"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n"
+request = (b"POST /v1/chat/completions HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n"
            b"Content-Type: application/json\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body) + body)
 poll, done = selectors.DefaultSelector(), 0
 for _ in range(count):
