@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -206,7 +207,8 @@ def serve(
     question = _question(server)
 
     def ready(url: str) -> None:
-        print(f"Ready: {url}/v1", file=sys.stderr, flush=True)
+        with suppress(OSError):  # a full disk keeps no server from its work
+            print(f"Ready: {url}/v1", file=sys.stderr, flush=True)
         if question is not None:
             question.ask(url)
 

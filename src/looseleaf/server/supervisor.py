@@ -152,8 +152,8 @@ class Supervisor:
         try:
             await self._run_lives()
         except Exception as error:  # no process can be started: no room for its folder, too many processes, …
-            logger.exception("The engine's process cannot be started")
             self._end(EngineStartFailed(type(error).__name__, f"The engine's process cannot be started: {error}"))
+            logger.exception("The engine's process cannot be started")
 
     async def _run_lives(self) -> None:
         start_failures = 0
