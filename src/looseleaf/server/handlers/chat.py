@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -59,9 +60,9 @@ class ChatAnswer:
         keywords = sampling_keywords(body, logprobs=self._num_logprobs(), structured=self._structured())
         keywords["max_tokens"] = self._max_tokens()
         params = SamplingParams.parse(keywords)
-        size = sum(len(content_text(message.content) or "") for message in body.messages)
-        token_ids = await self._front.in_background(
-            size,
+        self._front.check_fits("".join(content_text(message.content) or "" for message in body.messages))
+        # In a thread whatever its size: a model's template is a program, and may take its time.
+        token_ids = await asyncio.to_thread(
             lambda: self._front.chat_prompts.encode(
                 body.messages, self._tools.shown, variables=body.chat_template_kwargs
             ),

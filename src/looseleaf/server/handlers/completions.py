@@ -190,6 +190,7 @@ class CompletionAnswer:
         vocab_size = self._front.client.info.vocab_size
         encoded = []
         for given in listed:
+            self._front.check_fits(given)
             if isinstance(given, str):
                 encode = partial(self._front.tokenizer.encode, given, self._body.add_special_tokens)
                 given = await self._front.in_background(len(given), encode)
