@@ -29,7 +29,7 @@ class _LimitedConnection(HttpToolsProtocol):
         self._unread: int | None = None
         """Bytes that the client had not taken when the write timer was set; None: more could still be added."""
         self._in_headers = True
-        self._header_bytes = 0
+        self._header_bytes = self._piece = 0
         self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -47,6 +47,7 @@ class _LimitedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        self._piece = len(data)
         if self._in_headers:
             # One header without end is seen here, many in a piece below.
             self._header_bytes += len(data)
@@ -55,17 +56,27 @@ class _LimitedConnection(HttpToolsProtocol):
             self._refuse_headers()
 
     def on_message_begin(self) -> None:
+        if self._refused:
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Sent before the answer to the one before is complete. While it waited, nobody would notice that the client
+            # leaves, so it is not taken: the answer in progress ends the connection, and the client may ask anew.
+            self._refused, self.cycle.keep_alive = True, False
+            return
         super().on_message_begin()
         if not self._in_headers:
-            self._in_headers, self._header_bytes = True, 0
+            self._in_headers, self._header_bytes = True, self._piece
             self._start_timer()
         self._size = 0
 
     def on_url(self, url: bytes) -> None:
-        self._size += len(url)
-        super().on_url(url)
+        if not self._refused:
+            self._size += len(url)
+            super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._refused:
+            return
         self._size += len(name) + len(value)
         if self._in_headers or self._size <= self.limits.max_header_bytes:
             super().on_header(name, value)
@@ -73,14 +84,12 @@ class _LimitedConnection(HttpToolsProtocol):
             self._refuse_headers()  # trailers: what comes after a body in pieces
 
     def on_headers_complete(self) -> None:
+        if self._refused:
+            return
         self._in_headers = False
         self._stop_timer()
         if self._size > self.limits.max_header_bytes:
             self._refuse_headers()
-        if self.cycle is not None and not self.cycle.response_complete:
-            # Sent before the answer to the one before has come. Nobody would notice any more that the client leaves,
-            # so this one is not taken: the answer in progress ends the connection, and the client may ask anew.
-            self._refused, self.cycle.keep_alive = True, False
         if not self._refused:
             super().on_headers_complete()
             if self.cycle is not None:
@@ -167,7 +176,11 @@ class _LimitedConnection(HttpToolsProtocol):
 
     def _start_timer(self, at_end: Callable[[], None] | None = None) -> None:
         self._stop_timer()
-        self._timer = self.loop.call_later(self.limits.header_timeout, at_end or self._time_out)
+        self._timer = self.loop.call_later(self.limits.header_timeout, self._wait_once_more, at_end or self._time_out)
+
+    def _wait_once_more(self, at_end: Callable[[], None]) -> None:
+        """What came in time may not have been read yet, if this process was too busy."""
+        self._timer = self.loop.call_later(_GRACE_SECONDS, at_end)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -198,5 +211,6 @@ class _ChunkedBody:
             self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
+_GRACE_SECONDS = 0.1
 _CODES = {408: "header_timeout", 431: "headers_too_large", 503: "too_many_connections"}
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
