@@ -34,7 +34,8 @@ from looseleaf.server.interface import (
     Updates,
 )
 from looseleaf.server.lean_torch import defer_compiler_parts
-from looseleaf.server.log_format import LostRecords, logs_written
+from looseleaf.server.log_format import logs_written
+from looseleaf.server.log_stream import LostRecords
 from looseleaf.server.step_ledger import StepLedger
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ LEDGER = "ledger"
 _PR_SET_PDEATHSIG = 1
 _IDLE_MILLISECONDS = 1000
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("looseleaf.server.engine")  # this module may be __main__
 
 
 class Channel:

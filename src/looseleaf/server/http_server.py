@@ -116,7 +116,7 @@ def _watchers(settings: ServerSettings, observation: Observation, model_name: st
     if settings.log_requests:
         watchers.append(
             RequestLog(
-                sys.stderr,
+                observation.log or sys.stderr,
                 format=settings.log_format,
                 prompts=settings.log_prompts,
                 on_loss=observation.lost_records.note,

@@ -12,40 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TextIO
 
+from looseleaf.server.log_stream import BackgroundStream
+
 LogFormat = Literal["text", "json"]
 Source = Literal["front", "engine"]
 LOGGER = "looseleaf"
-
-
-class LossyStream:
-    """Writes lines to a stream; what cannot be written is told to `on_loss`, not raised."""
-
-    def __init__(self, stream: TextIO, on_loss: Callable[[], None]) -> None:
-        self._stream = stream
-        self._on_loss = on_loss
-
-    def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except (OSError, ValueError):  # ValueError: the stream is closed
-            self._on_loss()
-            return 0
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except (OSError, ValueError):
-            self._on_loss()
-
-
-class LostRecords:
-    """How many there were."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def note(self) -> None:
-        self.count += 1
 
 
 class LineFormatter(logging.Formatter):
@@ -69,17 +40,19 @@ class LineFormatter(logging.Formatter):
 @contextmanager
 def logs_written(
     stream: TextIO, *, format: LogFormat, source: Source, level: str, on_loss: Callable[[], None]
-) -> Iterator[None]:
-    """Meanwhile the package's log goes there, and nowhere else."""
-    handler = logging.StreamHandler(LossyStream(stream, on_loss))
+) -> Iterator[BackgroundStream]:
+    """Meanwhile the package's log goes there, and nowhere else. The value takes further lines."""
+    background = BackgroundStream(stream, on_loss)
+    handler = logging.StreamHandler(background)
     handler.setFormatter(LineFormatter(format, source))
     logger = logging.getLogger(LOGGER)
     before = logger.handlers[:], logger.level
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     try:
-        yield
+        yield background
     finally:
+        background.close()
         logger.handlers[:] = before[0]
         logger.setLevel(before[1])
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 import structlog
 
-from looseleaf.server.log_format import LogFormat, LossyStream, render, timestamp
+from looseleaf.server.log_format import LogFormat, render, timestamp
+from looseleaf.server.log_stream import LogSink, LossyStream
 from looseleaf.server.request_timeline import RequestTimeline
 
 
@@ -19,7 +20,7 @@ class RequestLog:
     """A watcher that writes a line for each request that is over."""
 
     def __init__(
-        self, stream: TextIO, *, format: LogFormat = "text", prompts: bool = False, on_loss: Callable[[], None]
+        self, stream: LogSink, *, format: LogFormat = "text", prompts: bool = False, on_loss: Callable[[], None]
     ) -> None:
         """`prompts`: write the prompt's token ids too."""
         self._prompts = prompts
@@ -37,7 +38,7 @@ class RequestLog:
             return render(event, format)
 
         self._logger: Any = structlog.wrap_logger(
-            structlog.PrintLogger(LossyStream(stream, on_loss)),  # type: ignore[arg-type]
+            structlog.WriteLogger(LossyStream(stream, on_loss)),  # type: ignore[arg-type]
             processors=[stamp, last],
             wrapper_class=structlog.BoundLogger,
         )

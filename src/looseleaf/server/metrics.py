@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from looseleaf.server.engine_families import engine_families
 from looseleaf.server.histogram import Histogram, steps_1_2_5
 from looseleaf.server.interface import EngineClient, EngineStopped
-from looseleaf.server.log_format import LostRecords
+from looseleaf.server.log_stream import LostRecords
 from looseleaf.server.request_timeline import OUTCOMES, RequestTimeline, number_of
 from looseleaf.server.settings import Prefix
 

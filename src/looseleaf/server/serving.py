@@ -28,7 +28,8 @@ from looseleaf.server.bind_address import bind, check_exposure, url_of
 from looseleaf.server.client import RemoteEngine
 from looseleaf.server.identity import KeyRing
 from looseleaf.server.interface import EngineStopped
-from looseleaf.server.log_format import LostRecords, logs_written
+from looseleaf.server.log_format import logs_written
+from looseleaf.server.log_stream import LostRecords
 from looseleaf.server.settings import Observation, ServerSettings
 from looseleaf.server.tracing import TraceExport
 
@@ -49,10 +50,10 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     with (
         logs_written(
             sys.stderr, format=settings.log_format, source="front", level=settings.log_level, on_loss=lost.note
-        ),
+        ) as log,
         _traces(settings.otlp_traces_endpoint) as traces,
     ):
-        _serve(settings, Observation(lost, traces), on_ready)
+        _serve(settings, Observation(log, lost, traces), on_ready)
 
 
 def _serve(settings: ServerSettings, observation: Observation, on_ready: Callable[[str], None]) -> None:

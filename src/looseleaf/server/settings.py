@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from looseleaf.server.engine_settings import EngineSettings
-from looseleaf.server.log_format import LogFormat, LostRecords
+from looseleaf.server.log_format import LogFormat
+from looseleaf.server.log_stream import LogSink, LostRecords
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -69,6 +70,8 @@ class ServerSettings:
 class Observation:
     """Where what is seen of the server goes, beside its metrics."""
 
+    log: LogSink | None = None
+    """None: stderr."""
     lost_records: LostRecords = field(default_factory=LostRecords)
     """Of the log."""
     traces: TraceExport | None = None
