@@ -14,7 +14,7 @@ import pytest
 import typer
 import yaml
 
-from looseleaf.cli.main import app
+from looseleaf.cli.main import make_app
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -48,7 +48,7 @@ def of_kubernetes() -> list[str]:
 def test_the_command_lines_are_understood(arguments: Any) -> None:
     serve, *options = arguments()
     assert serve == "serve"
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(make_app())
     context = command.commands["serve"].make_context("serve", list(options))
     assert context.params["host"] == "0.0.0.0"
     assert context.params["api_key_file"] is not None

@@ -50,7 +50,8 @@ class FirstQuestion:
             self._failure = error
         if self._failure is None and self._stay:
             how = _how_to_ask(url, with_key=self._key is not None)
-            print(f"\nAsk it yourself; Ctrl-C stops the server.\n{how}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"\nAsk it yourself; Ctrl-C stops the server.\n{how}\n")
+            sys.stderr.flush()
         else:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from looseleaf.cli.command import command
-from looseleaf.cli.first_question import FirstQuestion, someone_watches
 from looseleaf.cli.options import AUTO, SCHEDULING, EngineOptions, OutputOptions
 from looseleaf.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from looseleaf.cli.first_question import FirstQuestion
     from looseleaf.server.settings import ServerSettings
 
 SERVER, ACCESS, LIMITS, OBSERVING = "Server", "Access", "Limits", "Logs, metrics, traces"
@@ -208,7 +208,8 @@ def serve(
 
     def ready(url: str) -> None:
         with suppress(OSError):  # a full disk keeps no server from its work
-            print(f"Ready: {url}/v1", file=sys.stderr, flush=True)
+            sys.stderr.write(f"Ready: {url}/v1\n")  # in one piece: the engine writes there too
+        sys.stderr.flush()
         if question is not None:
             question.ask(url)
 
@@ -222,6 +223,8 @@ def _question(server: ServerOptions) -> FirstQuestion | None:
         return None
     if server.api_key_file is not None and not server.api_key:
         raise ConfigurationError("There is no key to ask with.", hint="Give --api-key beside --api-key-file.")
+    from looseleaf.cli.first_question import FirstQuestion, someone_watches
+
     return FirstQuestion(server.ask, server.api_key[0] if server.api_key else None, stay=someone_watches())
 
 
