@@ -69,16 +69,24 @@ void touch(char* data, size_t size, size_t page) {
   }
 }
 
+// Where a part of the pool begins, rounded down to whole pages.
+struct Parts {
+  size_t nbytes, count, page;
+
+  size_t begin(size_t part) const { return part == count ? nbytes : nbytes / count * part / page * page; }
+};
+
 // Makes the pages exist while others use them: an atomic exchange of 0 for 0 changes nothing, but is a write. (madvise
 // could populate them, too, but holds a lock that every large allocation of the process then has to wait for.) The
 // beginnings of all parts come first, then what follows them: there the first blocks of each layer lie.
-void fill(const Mapping& mapping, char* data, size_t size, size_t page, size_t parts) {
+void fill(const Mapping& mapping, char* data, const Parts& parts) {
   setpriority(PRIO_PROCESS, 0, 19);  // this thread's alone
-  const size_t part = rounded_up((size + parts - 1) / parts, page);
-  for (size_t first = 0; first < part; first += huge_page) {
-    for (size_t begin = first; begin < size; begin += part) {
-      const size_t end = std::min({size, begin + huge_page, begin - first + part});
-      for (size_t at = begin; at < end; at += page) {
+  const size_t longest = parts.nbytes / parts.count + 2 * parts.page;
+  for (size_t first = 0; first < longest; first += huge_page) {
+    for (size_t part = 0; part < parts.count; ++part) {
+      const size_t begin = parts.begin(part) + first;
+      const size_t end = std::min(begin + huge_page, parts.begin(part + 1));
+      for (size_t at = begin; at < end; at += parts.page) {
         if (!mapping.wanted) return;
         char zero = 0;
         __atomic_compare_exchange_n(static_cast<volatile char*>(data + at), &zero, char(0), false, __ATOMIC_RELAXED,
@@ -88,7 +96,7 @@ void fill(const Mapping& mapping, char* data, size_t size, size_t page, size_t p
   }
 }
 
-torch::stable::Tensor make_pool(int64_t nbytes, bool lock, int64_t numa_nodes, int64_t parts) {
+torch::stable::Tensor make_pool(int64_t nbytes, bool lock, int64_t numa_nodes, int64_t num_parts) {
   STD_TORCH_CHECK(nbytes > 0, "pool memory: the size must be positive, not ", nbytes);
   const auto page = size_t(sysconf(_SC_PAGESIZE));
   const auto wanted = size_t(nbytes);
@@ -105,8 +113,14 @@ torch::stable::Tensor make_pool(int64_t nbytes, bool lock, int64_t numa_nodes, i
   if (numa_nodes != 0) interleave(data, size, uint64_t(numa_nodes));
   // Before the pages exist: a limit that is too low shows at once, and the threads below fault them in together.
   if (lock) check(mlock2(data, size, MLOCK_ONFAULT) == 0, "mlock");
-  if (parts > 0) {
-    mapping->filler = std::thread([=, &mapping = *mapping] { fill(mapping, data, size, page, size_t(parts)); });
+  if (num_parts > 0) {
+    const Parts parts{wanted, size_t(num_parts), page};
+    // Ordinary pages at the beginnings: the first step touches all of them, and a huge page can take milliseconds.
+    for (size_t part = 0; part < parts.count; ++part) {
+      const size_t begin = parts.begin(part);
+      madvise(data + begin, std::min(huge_page, size - begin), MADV_NOHUGEPAGE);
+    }
+    mapping->filler = std::thread([=, &mapping = *mapping] { fill(mapping, data, parts); });
   } else {
     touch(data, size, page);
   }

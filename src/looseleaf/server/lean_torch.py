@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-_LAZY = frozenset({"torch._meta_registrations", "torch.export"})
+_LAZY = frozenset({"torch._meta_registrations", "torch.distributions", "torch.export", "torch.utils.data"})
 
 
 def defer_compiler_parts() -> None:
