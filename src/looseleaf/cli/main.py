@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from looseleaf.cli.waiting import limit_spinning
+from looseleaf.server import early_engine
 
 
 def _show_version(value: bool) -> None:
@@ -52,4 +53,6 @@ def make_app(command: str = "") -> typer.Typer:
 
 def main() -> None:
     limit_spinning()
+    if sys.argv[1:2] == ["serve"] and not {"-h", "--help"} & set(sys.argv):
+        early_engine.begin()
     make_app(*sys.argv[1:2])()

@@ -1,6 +1,7 @@
 """The engine's process: one loop that takes commands, steps, and says what came of it.
 
-Started by the front as `python -m looseleaf.server.engine_process FOLDER`; it ends when the front does. An error in a
+Started by the front as `python -m looseleaf.server.engine_process FOLDER`, or before the front knows what it wants, and
+then told the folder on stdin (see `early_engine`); it ends when the front does. An error in a
 step ends it too: the front starts another one, and what was in flight goes on.
 """
 
@@ -14,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -225,15 +227,24 @@ def refusal(request_id: str, error: LooseleafError) -> RequestRefused:
 
 def main() -> int:
     gc.disable()  # what starts a process stays: looking for garbage in it took a fifth of the time
-    folder = Path(sys.argv[1])
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the front ends this process, after what runs has ended
+        signal.signal(ignored, signal.SIG_IGN)
+    if len(sys.argv) > 1:
+        folder = Path(sys.argv[1])
+    else:
+        _end_with_parent()
+        with suppress(Exception):  # what cannot be imported is told when it is needed
+            _import_engine()
+        told = sys.stdin.readline().removesuffix("\n")
+        if not told:
+            return 0  # nobody needs it
+        folder = Path(told)
     settings = EngineSettings.read(folder)
     if settings.parent:
         # Before anything that takes long. A front that ended even sooner is noticed by its id.
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _end_with_parent()
         if os.getppid() != settings.parent:
             return 1
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # the front ends this process, after what runs has ended
-        signal.signal(ignored, signal.SIG_IGN)
     logs = logs_written(
         sys.stderr, format=settings.log_format, source="engine", level=settings.log_level, on_loss=LostRecords().note
     )
@@ -264,8 +275,19 @@ def main() -> int:
     return 0
 
 
-def _load(settings: EngineSettings) -> tuple[Engine, str]:
+def _end_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _import_engine() -> None:
     defer_compiler_parts()
+    import looseleaf.engine.llm
+    import looseleaf.server.engine_events
+    import looseleaf.server.engine_meter  # noqa: F401
+
+
+def _load(settings: EngineSettings) -> tuple[Engine, str]:
+    _import_engine()
     from looseleaf.engine.config import EngineConfig
     from looseleaf.engine.llm import load_engine
     from looseleaf.kernels.threads import use_threads
