@@ -170,7 +170,7 @@ async def read_streams(bound: socket.socket, streams: int, num_tokens: int) -> _
 
 async def measure(streams: int, num_tokens: int, rounds: int) -> dict[str, list[float]]:
     tokenizer = byte_tokenizer()
-    settings = ServerSettings(EngineSettings(model="bench"))
+    settings = ServerSettings(EngineSettings(model="bench"), log_requests=False)
     results: dict[str, list[float]] = {name: [] for name in ROWS}
     with bind("127.0.0.1", 0) as bound:
         async with RemoteEngine(settings.engine) as engine:

@@ -142,7 +142,7 @@ class Server:
 def served(*arguments: str) -> Iterator[Server]:
     program = "from looseleaf.cli.main import main; main()"
     front = subprocess.Popen(
-        [sys.executable, "-c", program, "serve", *arguments, "--port", "0"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, "serve", *arguments, "--port", "0", "-q"], stderr=subprocess.PIPE, text=True
     )
     assert front.stderr is not None
     try:
