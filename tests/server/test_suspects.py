@@ -104,3 +104,16 @@ def test_kills_from_outside_are_nobodys_fault(lengths: list[int], seats: int, ga
     for number, flight in simulated.flights.items():
         events = list(flight.take())
         assert sum(len(e.token_ids) for e in events if isinstance(e, SampleUpdate)) == lengths[number]
+
+
+def test_who_is_there_when_somebody_kills_the_process_is_not_given_up() -> None:
+    suspects = Suspects(3)
+    flight = InFlight(GenerateRequest(request_id="it", prompt_token_ids=[1]), "it")
+    for _ in range(11):
+        suspects.blame({flight: 0}, outside=True)
+        assert not flight.over
+        assert suspects.split([flight]) == [flight]
+    suspects.blame({flight: 0}, outside=True)  # what else could it be
+    assert flight.over
+    with pytest.raises(EngineCrashed):
+        list(flight.take())

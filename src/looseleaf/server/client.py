@@ -148,9 +148,11 @@ class RemoteEngine:
                     flight.tell(event)
             self._try_next()
 
-    def _note_end(self, places: dict[str, int]) -> None:
+    def _note_end(self, places: dict[str, int], outside: bool) -> None:
         known = ((self._flights.get(request_id), place) for request_id, place in places.items())
-        self._suspects.blame({flight: place for flight, place in known if flight is not None and not flight.over})
+        self._suspects.blame(
+            {flight: place for flight, place in known if flight is not None and not flight.over}, outside=outside
+        )
 
     def _note_stop(self, error: EngineStopped | EngineStartFailed) -> None:
         self._stopped = error if isinstance(error, EngineStopped) else EngineStopped(error.message, hint=error.hint)

@@ -23,12 +23,16 @@ from looseleaf.server.interface import (
     StartFailed,
     Stop,
 )
+from looseleaf.server.oom_kills import count_oom_kills
 
 logger = logging.getLogger(__name__)
 
 MAX_START_FAILURES = 3
 _SHORT_LIFE = 1.0
 _LONGEST_PAUSE = 5.0
+_OUTSIDE = 4
+"""Times as many ends by the hand of another that make a request culpable: what watches over memory kills too, and the
+same request could call for it each time."""
 
 
 class Suspects:
@@ -46,13 +50,15 @@ class Suspects:
         self._held: list[InFlight] = []
         """Not suspect; they wait until no one is tried any more."""
 
-    def blame(self, places: dict[InFlight, int]) -> None:
+    def blame(self, places: dict[InFlight, int], *, outside: bool = False) -> None:
         """After the end of a process: what it worked on, and how far each had come. Who was too often there, the last
-        time alone, fails."""
+        time alone, fails. `outside`: by all appearances somebody killed it, which takes much more to be anyone's fault.
+        """
+        limit = self._max_crashes * (_OUTSIDE if outside else 1)
         for flight, place in places.items():
             flight.crashes = flight.crashes + 1 if place == flight.crash_place else 1
             flight.crash_place = place
-            if flight.crashes >= self._max_crashes and len(places) == 1:
+            if flight.crashes >= limit and len(places) == 1:
                 flight.fail(
                     EngineCrashed(
                         f"The engine ended {flight.crashes} times while it worked on request {flight.name!r}.",
@@ -99,10 +105,11 @@ class Supervisor:
         settings: EngineSettings,
         *,
         on_message: Callable[[EngineMessage], None],
-        on_end: Callable[[dict[str, int]], None],
+        on_end: Callable[[dict[str, int], bool], None],
         on_stop: Callable[[EngineStopped | EngineStartFailed], None],
     ) -> None:
-        """`on_message`: what a process says. `on_end`: what it worked on when it ended, and how far each had come.
+        """`on_message`: what a process says. `on_end`: what it worked on when it ended, how far each had come, and
+        whether it seems to have been killed from outside.
         `on_stop`: there will be no other one."""
         self._settings = settings
         self._on_message = on_message
@@ -160,6 +167,7 @@ class Supervisor:
         pause = 0.1
         while not self._stopping.is_set():
             began, self._failure = time.monotonic(), None
+            oom_kills = count_oom_kills()
             self._life = EngineLife(self._settings, self._receive)
             try:
                 status = await self._life.ended()
@@ -172,7 +180,7 @@ class Supervisor:
                     return
                 self.state = "restarting"
                 places = self._life.working_on()
-                self._on_end(places)
+                self._on_end(places, status == -signal.SIGKILL and count_oom_kills() == oom_kills)
             finally:
                 self._life.kill()
                 self._life.close()
