@@ -47,7 +47,11 @@ def test_streams_go_on_when_the_engine_is_killed_under_load(server: FaultyServer
         counted(kills_under_load=KILLS, answers_across_kills_equal_to_undisturbed_ones=answers)
 
     async def kills() -> None:
-        for _ in range(KILLS):
+        for number in range(KILLS):
+            if number % 4:  # else it may not even have begun
+                before = await server.metric("vllm:generation_tokens_total")
+                while await server.metric("vllm:generation_tokens_total") == before:
+                    await asyncio.sleep(0.02)
             await asyncio.sleep(rng.uniform(0, 0.4))
             await kill(server)
             await server.wait_until_ready()
