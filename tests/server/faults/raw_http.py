@@ -14,7 +14,7 @@ from typing import Any
 
 from looseleaf.kernels import native
 
-SECONDS = 120
+SECONDS = 600
 """For whatever ends at all."""
 
 
