@@ -100,10 +100,15 @@ def test_a_log_on_a_full_disk(folder: Path, counted: Callable[..., None]) -> Non
 
 def test_sigterm_while_it_starts(folder: Path) -> None:
     with subprocess.Popen([*COMMAND, str(folder), *OPTIONS], stderr=subprocess.PIPE, text=True) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        while not children.read_text():  # its engine has been started: it listens to signals
+        while not _catches(process.pid, signal.SIGTERM):
+            assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert not re.search("Traceback|Ready", said)
+
+
+def _catches(pid: int, number: int) -> bool:
+    caught = re.search(r"SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text())
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
