@@ -6,9 +6,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Two test processes share the cores; one thread each keeps them out of each other's way.
 TEST_ENV := OMP_NUM_THREADS=1
 
-.PHONY: run test test-emulated asan exactness check format soak bench bench-kernels setup clean
+.PHONY: run generate test test-emulated asan exactness faults check format soak bench bench-kernels setup clean
 
-run: $(VENV)/.runtime  ## set everything up and answer a few prompts at once with the default model
+PORT ?= 8000
+
+run: $(VENV)/.runtime  ## set everything up, serve the default model on 127.0.0.1:PORT, ask it something; Ctrl-C ends it
+	$(BIN)/looseleaf serve smollm2-135m --port $(PORT) --ask "What is the capital of France?"
+
+generate: $(VENV)/.runtime  ## answer a few prompts at once with the default model, without a server
 	$(BIN)/looseleaf generate --model smollm2-135m --file examples/prompts.txt --max-tokens 48 --temperature 0
 
 test: $(VENV)/.dev  ## the whole test suite
@@ -46,6 +51,13 @@ EXAMPLES ?= 1000
 
 exactness: $(VENV)/.dev  ## the exactness suite with EXAMPLES=… scenarios per form of weights, and what they went through
 	LOOSELEAF_EXACTNESS_EXAMPLES=$(EXAMPLES) $(TEST_ENV) $(BIN)/python -m pytest -n 2 $(EXACTNESS)
+
+KILLS ?= 20
+DISCONNECTS ?= 500
+
+faults: $(VENV)/.dev  ## the fault suite with KILLS=… of the engine under load and DISCONNECTS=…, and what it did
+	LOOSELEAF_FAULT_KILLS=$(KILLS) LOOSELEAF_FAULT_DISCONNECTS=$(DISCONNECTS) LOOSELEAF_FAULT_STREAMS=48 \
+	  LOOSELEAF_FAULT_READERS=8 $(TEST_ENV) $(BIN)/python -m pytest tests/server/faults
 
 check: $(VENV)/.dev  ## format, lint, types, import layers
 	$(BIN)/ruff format --check --quiet .

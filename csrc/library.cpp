@@ -15,6 +15,7 @@ STABLE_TORCH_LIBRARY(looseleaf, library) {
   library.def("build_info() -> str");
   library.def("read_memory(Tensor data) -> int");
   library.def("allocate_pool(int nbytes, bool lock, int numa_nodes) -> Tensor");
+  library.def("reserve_pool(int nbytes, int numa_nodes, int parts) -> Tensor");
   library.def("copy_blocks(Tensor(a!) cache, Tensor source, Tensor destination) -> ()");
 }
 
@@ -26,5 +27,6 @@ STABLE_TORCH_LIBRARY_IMPL(looseleaf, CompositeExplicitAutograd, library) {
   library.impl("build_info", TORCH_BOX(&looseleaf::build_info));
   library.impl("read_memory", TORCH_BOX(&looseleaf::read_memory));
   library.impl("allocate_pool", TORCH_BOX(&looseleaf::allocate_pool));
+  library.impl("reserve_pool", TORCH_BOX(&looseleaf::reserve_pool));
   library.impl("copy_blocks", TORCH_BOX(&looseleaf::copy_blocks));
 }

@@ -62,13 +62,20 @@ def smollm2_gguf() -> Path:
         pytest.skip(f"the default model is neither cached nor downloadable: {error}")
 
 
+SUMMARIES = {
+    "exactness": "exactness: every answer bit by bit that of its request alone",
+    "faults": "faults: what was done to servers, and they went on",
+}
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the exactness suite went through, summed up over its tests."""
-    total: Counter[str] = Counter()
+    """What the suites that record it went through, summed up over their tests."""
+    totals: dict[str, Counter[str]] = {name: Counter() for name in SUMMARIES}
     for report in (each for reports in terminalreporter.stats.values() for each in reports):
         for name, value in getattr(report, "user_properties", ()):
-            if name == "exactness" and report.when == "call":
-                total.update(value)
-    if total:
-        terminalreporter.section("exactness: every answer bit by bit that of its request alone")
-        terminalreporter.write_line(", ".join(f"{count:,} {name}" for name, count in total.most_common()))
+            if name in totals and report.when == "call":
+                totals[name].update(value)
+    for name, total in totals.items():
+        if total:
+            terminalreporter.section(SUMMARIES[name])
+            terminalreporter.write_line(", ".join(f"{count:,} {what}" for what, count in total.most_common()))

@@ -1,6 +1,7 @@
 #include "pool_memory.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <torch/csrc/stable/device.h>
 #include <torch/csrc/stable/ops.h>
@@ -8,8 +9,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <memory>
+#include <thread>
 
 namespace looseleaf {
 namespace {
@@ -21,8 +24,12 @@ size_t rounded_up(size_t size, size_t unit) { return (size + unit - 1) / unit * 
 struct Mapping {
   void* start = MAP_FAILED;
   size_t length = 0;
+  std::thread filler;
+  std::atomic<bool> wanted{true};
 
   ~Mapping() {
+    wanted = false;
+    if (filler.joinable()) filler.join();
     if (start != MAP_FAILED) munmap(start, length);
   }
 };
@@ -62,9 +69,34 @@ void touch(char* data, size_t size, size_t page) {
   }
 }
 
-}  // namespace
+// Where a part of the pool begins, rounded down to whole pages.
+struct Parts {
+  size_t nbytes, count, page;
 
-torch::stable::Tensor allocate_pool(int64_t nbytes, bool lock, int64_t numa_nodes) {
+  size_t begin(size_t part) const { return part == count ? nbytes : nbytes / count * part / page * page; }
+};
+
+// Makes the pages exist while others use them: an atomic exchange of 0 for 0 changes nothing, but is a write. (madvise
+// could populate them, too, but holds a lock that every large allocation of the process then has to wait for.) The
+// beginnings of all parts come first, then what follows them: there the first blocks of each layer lie.
+void fill(const Mapping& mapping, char* data, const Parts& parts) {
+  setpriority(PRIO_PROCESS, 0, 19);  // this thread's alone
+  const size_t longest = parts.nbytes / parts.count + 2 * parts.page;
+  for (size_t first = 0; first < longest; first += huge_page) {
+    for (size_t part = 0; part < parts.count; ++part) {
+      const size_t begin = parts.begin(part) + first;
+      const size_t end = std::min(begin + huge_page, parts.begin(part + 1));
+      for (size_t at = begin; at < end; at += parts.page) {
+        if (!mapping.wanted) return;
+        char zero = 0;
+        __atomic_compare_exchange_n(static_cast<volatile char*>(data + at), &zero, char(0), false, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED);
+      }
+    }
+  }
+}
+
+torch::stable::Tensor make_pool(int64_t nbytes, bool lock, int64_t numa_nodes, int64_t num_parts) {
   STD_TORCH_CHECK(nbytes > 0, "pool memory: the size must be positive, not ", nbytes);
   const auto page = size_t(sysconf(_SC_PAGESIZE));
   const auto wanted = size_t(nbytes);
@@ -81,7 +113,17 @@ torch::stable::Tensor allocate_pool(int64_t nbytes, bool lock, int64_t numa_node
   if (numa_nodes != 0) interleave(data, size, uint64_t(numa_nodes));
   // Before the pages exist: a limit that is too low shows at once, and the threads below fault them in together.
   if (lock) check(mlock2(data, size, MLOCK_ONFAULT) == 0, "mlock");
-  touch(data, size, page);
+  if (num_parts > 0) {
+    const Parts parts{wanted, size_t(num_parts), page};
+    // Ordinary pages at the beginnings: the first step touches all of them, and a huge page can take milliseconds.
+    for (size_t part = 0; part < parts.count; ++part) {
+      const size_t begin = parts.begin(part);
+      madvise(data + begin, std::min(huge_page, size - begin), MADV_NOHUGEPAGE);
+    }
+    mapping->filler = std::thread([=, &mapping = *mapping] { fill(mapping, data, parts); });
+  } else {
+    touch(data, size, page);
+  }
 
   const int64_t sizes[] = {nbytes}, strides[] = {1};
   // from_blob copies the deleter; it owns the mapping from here on.
@@ -90,6 +132,17 @@ torch::stable::Tensor allocate_pool(int64_t nbytes, bool lock, int64_t numa_node
                                          torch::headeronly::ScalarType::Byte, [owned](void*) { delete owned; });
   mapping.release();
   return tensor;
+}
+
+}  // namespace
+
+torch::stable::Tensor allocate_pool(int64_t nbytes, bool lock, int64_t numa_nodes) {
+  return make_pool(nbytes, lock, numa_nodes, 0);
+}
+
+torch::stable::Tensor reserve_pool(int64_t nbytes, int64_t numa_nodes, int64_t parts) {
+  STD_TORCH_CHECK(parts > 0, "pool memory: the number of parts must be positive, not ", parts);
+  return make_pool(nbytes, false, numa_nodes, parts);
 }
 
 }  // namespace looseleaf

@@ -13,4 +13,8 @@ namespace looseleaf {
 // Throws with the failed call and its errno as "pool memory: CALL failed with errno N"; nothing stays mapped then.
 torch::stable::Tensor allocate_pool(int64_t nbytes, bool lock, int64_t numa_nodes);
 
+// The same, but it can be used at once: a thread of low priority makes its pages exist meanwhile, those at the beginnings
+// of so many equal parts first.
+torch::stable::Tensor reserve_pool(int64_t nbytes, int64_t numa_nodes, int64_t parts);
+
 }  // namespace looseleaf

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from looseleaf.cli.main import app
+from looseleaf.cli.main import make_app
 from tiny_model import LOADED, write_tiny_folder
 
 Run = Callable[..., "tuple[int, str, str]"]
@@ -28,7 +28,7 @@ def cli() -> Run:
     """`cli(*arguments, stdin="")` → exit code, stdout, stderr."""
 
     def run(*arguments: object, stdin: str | bytes = "") -> tuple[int, str, str]:
-        result = CliRunner().invoke(app, [str(each) for each in arguments], input=stdin, prog_name="looseleaf")
+        result = CliRunner().invoke(make_app(), [str(each) for each in arguments], input=stdin, prog_name="looseleaf")
         return result.exit_code, result.stdout, result.stderr
 
     return run

@@ -135,7 +135,7 @@ def test_names_of_tests_are_printed_as_they_are(cli: Cli, tiny: list[str], tmp_p
 
 
 def test_help_shows_the_format_whole(cli: Cli) -> None:
-    text = " ".join(cli("bench", "--help")[1].replace("│", " ").split())
+    text = " ".join(cli("bench", "offline", "--help")[1].replace("│", " ").split())
     for part in ('{"prompt": [token ids], "n_out": 16}', '{"prefix": [ids], "suffixes": [[ids], …], "n_out": 32}'):
         assert part in text
 

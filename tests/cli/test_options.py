@@ -133,8 +133,8 @@ def test_version(cli: Callable[..., tuple[int, str, str]]) -> None:
 def test_what_needs_no_model_does_not_pay_for_torch(arguments: list[str]) -> None:
     program = (
         "import sys\n"
-        "from looseleaf.cli.main import app\n"
-        f"app({arguments!r}, standalone_mode=False)\n"
+        "from looseleaf.cli.main import make_app\n"
+        f"make_app()({arguments!r}, standalone_mode=False)\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL, check=False).returncode == 0

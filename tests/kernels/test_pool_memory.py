@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -53,6 +54,28 @@ def test_its_pages_exist_at_once_and_are_huge_where_the_system_allows_it() -> No
     if huge_page_setting() in ("always", "madvise"):
         # All of it, unless physical memory is too fragmented; `inspect_memory` says so then.
         assert found.huge in range(0, 8 * MIB + 1, 2 * MIB)
+
+
+@needs_extension
+@pytest.mark.parametrize("parts", [1, 3, 7, 5000])
+def test_pages_come_in_the_background_and_leave_alone_what_is_written_meanwhile(parts: int) -> None:
+    pool = allocate_pool(24 * MIB + 4096, wait=False, parts=parts)
+    written = torch.arange(0, pool.numel(), 1000)
+    pool[written] = 7
+    deadline = time.monotonic() + 60
+    while inspect_memory(pool).resident < pool.numel() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert inspect_memory(pool).resident >= pool.numel()
+    assert int(pool.sum()) == 7 * len(written)
+    assert bool((pool[written] == 7).all())
+
+
+@needs_extension
+def test_a_pool_may_end_before_all_its_pages_exist() -> None:
+    for _ in range(20):
+        allocate_pool(64 * MIB, wait=False)[5] = 1
+    with pytest.raises(RuntimeError, match="parts must be positive"):
+        torch.ops.looseleaf.reserve_pool(MIB, 0, 0)
 
 
 @needs_extension

@@ -18,6 +18,7 @@ from looseleaf.server.interface import (
     EngineStats,
     Event,
     GenerateRequest,
+    Listener,
     ModelInfo,
     PositionLogprobs,
     RequestEnd,
@@ -64,16 +65,27 @@ class LocalClient:
         self.ended_samples.append((request_id, index))
         self._commands.put(lambda: self._report(self.engine.end_sample(request_id, index)))
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    async def generate(self, request: GenerateRequest, listener: Listener | None = None) -> AsyncGenerator[Event, None]:
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event | Exception] = asyncio.Queue()
         self.requests.append(request)
-        self._commands.put(
-            lambda: self._add(request, lambda event: loop.call_soon_threadsafe(events.put_nowait, event))
-        )
+        waiting = False
+
+        def hear(event: Event | Exception) -> None:
+            if listener is not None and waiting and events.empty() and isinstance(event, SampleUpdate):
+                try:
+                    if listener(event):
+                        return
+                except Exception as error:
+                    event = error
+            events.put_nowait(event)
+
+        self._commands.put(lambda: self._add(request, lambda event: loop.call_soon_threadsafe(hear, event)))
         try:
             while True:
+                waiting = True
                 event = await events.get()
+                waiting = False
                 if isinstance(event, Exception):
                     raise event
                 yield event

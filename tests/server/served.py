@@ -13,7 +13,8 @@ import uvicorn
 
 from looseleaf.engine.engine import Engine
 from looseleaf.server.app import create_app
-from looseleaf.server.settings import FrontSettings
+from looseleaf.server.connection import limited_connection
+from looseleaf.server.settings import ConnectionLimits, FrontSettings
 from server.local_client import LocalClient
 from tiny_model import tiny_engine, tiny_model
 
@@ -40,7 +41,8 @@ def served(engine: Engine | None = None) -> Iterator[Served]:
     )
     client = LocalClient(engine)
     app = create_app(client, engine.tokenizer, FrontSettings((MODEL, "tiny-alias"), created=1))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off", ws="none"))
+    http = limited_connection(ConnectionLimits())
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off", ws="none", http=http))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

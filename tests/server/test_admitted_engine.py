@@ -16,6 +16,7 @@ from looseleaf.server.interface import (
     EngineStats,
     Event,
     GenerateRequest,
+    Listener,
     ModelInfo,
     RequestEnd,
     RequestStarted,
@@ -50,7 +51,9 @@ class Scripted:
     def stats(self) -> EngineStats:
         return EngineStats(num_waiting=self.num_waiting)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    async def generate(
+        self, request: GenerateRequest, _listener: Listener | None = None
+    ) -> AsyncGenerator[Event, None]:
         await self.start.wait()
         yield RequestStarted(request.request_id, 0)
         yield SampleUpdate(request.request_id, 0, [1, 2])

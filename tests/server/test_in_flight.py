@@ -124,3 +124,84 @@ def test_waiting_ends_when_something_comes() -> None:
         await it.wait()
 
     asyncio.run(main())
+
+
+def listening(taken: list[int], ready: list[bool]) -> InFlight:
+    def listen(event: SampleUpdate) -> bool:
+        if event.token_ids == [13]:
+            raise RuntimeError("13")
+        if event.finish_reason is not None or not ready[0]:
+            return False
+        taken.extend(event.token_ids)
+        return True
+
+    return InFlight(GenerateRequest(request_id="it#1", prompt_token_ids=[1]), "it", listen)
+
+
+@given(st.lists(st.sampled_from(["tell", "read", "busy", "ready"]), max_size=40))
+def test_listener_and_reader_get_every_token_once_and_in_order(steps: list[str]) -> None:
+    """The listener never gets a token before those that the reader has not had."""
+
+    async def run() -> None:
+        seen: list[int] = []
+        ready = [True]
+        it = listening(seen, ready)
+
+        async def read() -> None:
+            while not it.over:
+                for event in it.take():
+                    if isinstance(event, SampleUpdate):
+                        seen.extend(event.token_ids)
+                await it.wait()
+
+        reader = asyncio.create_task(read())
+        count = 0
+        for step in steps:
+            if step == "tell":
+                it.tell(update(0, 100 + count))
+                count += 1
+            elif step == "read":
+                await asyncio.sleep(0)
+            else:
+                ready[0] = step == "ready"
+        it.tell(update(0, 100 + count, finish="length"))
+        it.finish()
+        await reader
+        for event in it.take():
+            if isinstance(event, SampleUpdate):
+                seen.extend(event.token_ids)
+        assert seen == list(range(100, 101 + count))
+
+    asyncio.run(run())
+
+
+def test_what_a_listener_takes_is_known_after_a_restart_and_wakes_nobody() -> None:
+    async def run() -> None:
+        taken: list[int] = []
+        it = listening(taken, [True])
+        reader = asyncio.create_task(it.wait())
+        await asyncio.sleep(0)
+        it.tell(update(0, 5))
+        it.tell(update(0, 6, 7))
+        await asyncio.sleep(0)
+        assert taken == [5, 6, 7]
+        assert not reader.done()
+        assert it.command().known == [[5, 6, 7]]
+        it.finish()
+        await reader
+
+    asyncio.run(run())
+
+
+def test_what_a_listener_raises_is_for_the_reader() -> None:
+    async def run() -> None:
+        it = listening([], [True])
+        reader = asyncio.create_task(it.wait())
+        await asyncio.sleep(0)
+        it.tell(update(0, 13))
+        await reader
+        with pytest.raises(RuntimeError, match="13"):
+            list(it.take())
+        assert not it.over  # whoever reads gives it up, and the engine is told
+
+    asyncio.run(run())

@@ -25,6 +25,7 @@ from looseleaf.server.interface import (
     EngineStats,
     Event,
     GenerateRequest,
+    Listener,
     ModelInfo,
     RequestEnd,
     RequestStarted,
@@ -69,7 +70,9 @@ class ScriptedEngine:
     def stats(self) -> EngineStats:
         return STATS
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    async def generate(
+        self, request: GenerateRequest, _listener: Listener | None = None
+    ) -> AsyncGenerator[Event, None]:
         assert request.request_id == "r"
         try:
             for event in self.script:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from looseleaf.cli.main import make_app
+from server.server_process import Server, read_all, wait_until
 from tiny_model import write_tiny_folder
 
 KEYS = """
@@ -36,63 +35,10 @@ LIMITS = (
     *("--max-body-bytes", "20000", "--body-timeout", "2", "--max-header-bytes", "4000", "--header-timeout", "0.5"),
     *("--max-connections", "20", "--max-queue", "2", "--max-num-seqs", "2", "--drain-timeout", "20"),
 )
-COMMAND = (sys.executable, "-c", "from looseleaf.cli.main import main; main()", "serve")
-OPTIONS = ("--port", "0", "--dtype", "float32", "--kv-cache-memory", "1MB", "--threads", "1")
 LONG = {"prompt": [1, 2, 3], "max_tokens": 400, "ignore_eos": True, "temperature": 0}
 LONGER = LONG | {"prompt": [[1], [2], [3], [4]], "n": 2, "stream": True}
 LONGEST = LONG | {"prompt": [[each] for each in range(20)], "n": 2, "stream": True}
 SHORT = {"prompt": [1, 2, 3], "max_tokens": 2}
-
-
-class Server:
-    """Waits until it is ready."""
-
-    def __init__(self, folder: Path, *options: str, environment: dict[str, str] | None = None) -> None:
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [*COMMAND, str(folder), *OPTIONS, *options],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
-        )
-        assert self.process.stderr is not None
-        self._errors = self.process.stderr
-        for line in self._errors:
-            self.lines.append(line)
-            if match := re.match(r"Ready: (http://\S+)/v1$", line):
-                self.url = match[1]
-                break
-        else:
-            raise AssertionError("".join(self.lines))
-        self._reader = threading.Thread(target=lambda: self.lines.extend(self._errors))
-        self._reader.start()
-
-    def http(self, key: str | None = None) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30)
-
-    def connect(self) -> socket.socket:
-        host, port = self.url.removeprefix("http://").split(":")
-        return socket.create_connection((host, int(port)), timeout=10)
-
-    def tell(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def wait_for_line(self, text: str) -> None:
-        wait_until(lambda: any(text in line for line in self.lines))
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        self._errors.close()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -256,37 +202,6 @@ def test_connections(server: Server) -> None:
         wait_until(lambda: client.get("/version").status_code == 200)
 
 
-def read_all(connection: socket.socket) -> bytes:
-    received = b""
-    try:
-        while piece := connection.recv(65536):
-            received += piece
-    except ConnectionResetError:
-        pass
-    return received
-
-
-def test_sigterm_lets_streams_end(open_server: Callable[..., Server]) -> None:
-    server = open_server("--max-num-seqs", "2")
-    with server.http() as client, server.http() as other:
-        with client.stream("POST", "/v1/completions", json=LONGER) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            server.tell(signal.SIGTERM)
-            server.wait_for_line("Stopping")
-            try:
-                late = other.post("/v1/completions", json=SHORT)
-            except httpx.TransportError:
-                pass  # the stream was over already
-            else:
-                error(late, 503, "server_stopping")
-                assert late.headers["connection"] == "close"
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
-        assert '"finish_reason":"length"' in rest[-2]
-    assert server.process.wait(30) == 0
-
-
 def test_what_takes_too_long_is_ended(open_server: Callable[..., Server]) -> None:
     server = open_server("--max-num-seqs", "2", "--drain-timeout", "0")
     with server.http() as client:
@@ -321,34 +236,50 @@ def test_a_second_signal_ends_it_at_once(open_server: Callable[..., Server]) -> 
         (["--lora", "nothing"], "names no adapter"),
     ],
 )
-def test_what_keeps_it_from_starting(options: list[str], message: str, folder: Path) -> None:
+def test_what_keeps_it_from_starting(
+    options: list[str], message: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     arguments = options if options == ["no-such-model"] else [str(folder), "--port", "0", *options]
-    result = subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
+    refused(capfd, message, *arguments)
 
 
-def test_a_port_in_use(folder: Path) -> None:
+def test_a_port_in_use(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        result = subprocess.run(
-            [*COMMAND, str(folder), "--port", port],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert result.returncode == 2
-    assert f"port {port}: address already in use" in result.stderr
+        refused(capfd, f"port {port}: address already in use", str(folder), "--port", port)
+
+
+def refused(capfd: pytest.CaptureFixture[str], message: str, *arguments: str) -> None:
+    """In this process, which has all imports already."""
+    with pytest.raises(SystemExit) as ended:
+        make_app()(["serve", *arguments])
+    said = capfd.readouterr().err
+    assert ended.value.code == 2
+    assert message in said
+    assert "Traceback" not in said
 
 
 def test_the_front_computes_nothing() -> None:
-    program = "import sys, looseleaf.server.serving; sys.exit('torch' in sys.modules)"
+    program = "import sys, looseleaf.server.serving, looseleaf.server.http_server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_sigterm_lets_streams_end(server: Server) -> None:
+    # The last test of this server.
+    with server.http("w-1") as client, server.http("w-1") as other:
+        with client.stream("POST", "/v1/completions", json=LONGER) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.tell(signal.SIGTERM)
+            server.wait_for_line("Stopping")
+            try:
+                late = other.post("/v1/completions", json=SHORT)
+            except httpx.TransportError:
+                pass  # the stream was over already
+            else:
+                error(late, 503, "server_stopping")
+                assert late.headers["connection"] == "close"
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
+    assert server.process.wait(30) == 0

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
+
 import pytest
 
-from looseleaf.server.tracing import RequestTracer, parent_context
+from looseleaf.errors import ConfigurationError
+from looseleaf.server.tracing import RequestTracer, TraceExport, parent_context
 from server.test_logs import timeline
 
 
@@ -29,3 +35,36 @@ def test_spans() -> None:
     assert "4711" not in str(dict(whole.attributes))
     assert spans["prefill"].end_time == spans["decode"].start_time
     assert all(whole.start_time <= span.start_time <= span.end_time <= whole.end_time for span in spans.values())
+
+
+class Collector(BaseHTTPRequestHandler):
+    received: ClassVar[list[bytes]] = []
+
+    def do_POST(self) -> None:
+        assert self.path == "/v1/traces"
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.received.append(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_spans_reach_a_collector() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="OpenTelemetry's exporter is not installed")
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        traces = TraceExport(f"http://127.0.0.1:{collector.server_port}/v1/traces")
+        RequestTracer(traces.tracer(), "tiny").note_end(timeline())
+        traces.close()
+        collector.shutdown()
+        thread.join()
+    sent = b"".join(Collector.received)
+    assert all(each in sent for each in (b"llm_request", b"prefill", b"decode", b"looseleaf", b"tiny", b"cmpl-1"))
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:4318", "grpc://127.0.0.1:4317"])
+def test_an_endpoint_that_is_none(endpoint: str) -> None:
+    with pytest.raises(ConfigurationError, match="no address"):
+        TraceExport(endpoint)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psutil
 import typer
 from rich.table import Table
+from typer.core import TyperGroup
 
+from looseleaf.cli import bench_serve
 from looseleaf.cli.command import command
 from looseleaf.cli.consoles import note, stdout, write
 from looseleaf.cli.failed_answers import exit_if_any_failed, failures
@@ -33,8 +35,29 @@ WARMUP_TOKENS = 8
 CACHING = {"on": True, "off": False}
 
 
+OFFLINE = "offline"
+
+
+class _BenchGroup(TyperGroup):
+    """What is none of its commands is for `offline`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = [OFFLINE, *args]
+        return super().parse_args(ctx, args)
+
+
 def register(app: typer.Typer) -> None:
-    command(app, "bench", omit=("enable_prefix_caching",))(bench)
+    group = typer.Typer(cls=_BenchGroup, no_args_is_help=True, rich_markup_mode="rich")
+    command(group, OFFLINE, omit=("enable_prefix_caching",))(bench)
+    bench_serve.register(group)
+    app.add_typer(group, name="bench", help=_HELP)
+
+
+_HELP = """Measure throughput: of the engine alone, or of a running server.
+
+[bold]looseleaf bench FILE[/] is short for [bold]looseleaf bench offline FILE[/].
+"""
 
 
 def bench(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 
 from rich.console import Console
 from rich.text import Text
@@ -49,7 +50,8 @@ def counted(count: int, noun: str) -> str:
 class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno >= logging.WARNING else "dim"
-        stderr().print(Text(self.format(record), style=style), soft_wrap=True)
+        with suppress(OSError, ValueError):  # a full disk or a closed pipe: what is logged must not fail for that
+            stderr().print(Text(self.format(record), style=style), soft_wrap=True)
 
 
 def log_to_stderr(*, quiet: bool) -> None:

@@ -64,10 +64,12 @@ class Engine:
         *,
         kv_cache: KVCache | None = None,
         model_revision: str = "",
+        wait_for_memory: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`kv_cache`: that of an idle engine of the same model and pool, to be shared instead of a new one.
-        `model_revision`: which weights these are; part of what prefix-cache entries are valid for.
+        `model_revision`: which weights these are; part of what prefix-cache entries are valid for. `wait_for_memory`:
+        see `kernels.pool_memory.allocate_pool`.
 
         Raises `ConfigurationError` for an end-of-sequence token that the model does not have.
         """
@@ -102,6 +104,7 @@ class Engine:
             head_dim=pool.head_dim,
             dtype=pool.kv_dtype,
             lock_memory=config.lock_memory,
+            wait_for_memory=wait_for_memory,
         )
         self.scheduler = Scheduler(config.scheduler_config(pool.max_model_len), self.memory)
         self.on_plan: Callable[[StepPlan], None] | None = None

@@ -11,9 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from looseleaf.engine.adapters import load_adapters
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.engine import Engine
@@ -38,10 +35,13 @@ from looseleaf.models.tokenizer import Tokenizer
 logger = logging.getLogger("looseleaf")
 
 
-def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None) -> Engine:
+def load_engine(
+    model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None, *, wait_for_memory: bool = True
+) -> Engine:
     """Resolve and load a model, size its KV pool and build the engine. Says in the log what it found.
 
     `model`: an alias (`smollm2-135m`), a local folder, a .gguf file, or a hub name `org/name`.
+    `wait_for_memory`: whether all pages of the pool are to exist when this returns.
     """
     config = config or EngineConfig()
     path = resolve_model(str(model)).path
@@ -56,7 +56,8 @@ def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None =
     free = available_memory()
     pool = size_pool(weights.config, config, available=free)
     check_footprint(weights.config, config, pool, free, weights.max_lora_rank)
-    engine = Engine(weights, tokenizer, config, pool, model_revision=files_revision(path))
+    revision = files_revision(path)
+    engine = Engine(weights, tokenizer, config, pool, model_revision=revision, wait_for_memory=wait_for_memory)
     logger.info(
         "Loaded %s (%s) in %.1f s.", path.name, str(dtype).removeprefix("torch."), time.perf_counter() - started
     )
@@ -64,7 +65,7 @@ def load_engine(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None =
         logger.info("LoRA adapters: %s.", ", ".join(weights.adapters))
     logger.info("%s", pool)
     logger.info("%s", prefix_cache_summary(engine))
-    if isinstance(engine.kv_cache, CpuKVCache):
+    if isinstance(engine.kv_cache, CpuKVCache) and (wait_for_memory or config.lock_memory):
         logger.info("KV cache memory: %s.", inspect_memory(engine.kv_cache.storage))
     return engine
 
@@ -208,6 +209,9 @@ def progress_bar(title: str, total: int, *, shown: bool) -> Iterator[Callable[[]
     if not shown or not sys.stderr.isatty():
         yield lambda: None
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=total)

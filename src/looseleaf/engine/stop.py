@@ -49,6 +49,19 @@ class StopChecker:
     grammar, length, in this order.
     """
 
+    __slots__ = (
+        "_detokenizer",
+        "_eos_token_ids",
+        "_include",
+        "_max_tokens",
+        "_min_tokens",
+        "_stop_token_ids",
+        "_strings",
+        "finish",
+        "grammar",
+        "num_tokens",
+    )
+
     def __init__(
         self,
         params: SamplingParams,

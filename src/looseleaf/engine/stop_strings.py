@@ -56,6 +56,8 @@ def _step(root: _Node, node: _Node, character: str) -> _Node:
 class StopStrings:
     """Watches one output. `push` text as it comes; what it returns may be shown."""
 
+    __slots__ = ("_include", "_node", "_pending", "_root", "matched")
+
     def __init__(self, stop_strings: tuple[str, ...], *, include_in_output: bool = False) -> None:
         self._root = self._node = _automaton(stop_strings)
         self._include = include_in_output

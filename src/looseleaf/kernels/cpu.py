@@ -32,8 +32,10 @@ class CpuKVCache:
         head_dim: int,
         dtype: torch.dtype,
         lock_memory: bool = False,
+        wait_for_memory: bool = True,
     ) -> None:
-        """Raises `PoolAllocationFailed`, `MemoryNotLocked`, or ValueError for a dtype that is not supported."""
+        """`lock_memory`, `wait_for_memory`: see `allocate_pool`. Raises `PoolAllocationFailed`,
+        `MemoryNotLocked`, or ValueError for a dtype that is not supported."""
         if dtype not in KV_DTYPES:
             raise ValueError(f"the KV cache can be float32, bfloat16 or int8, not {dtype}")
         self.num_layers = num_layers
@@ -45,9 +47,9 @@ class CpuKVCache:
         self.writer: object | None = None
         self.dtype_name = str(dtype).removeprefix("torch.")
         size = block_bytes(dtype, block_size, num_kv_heads, head_dim)
-        self.storage = allocate_pool(num_layers * num_blocks * size, lock=lock_memory).view(
-            num_layers, num_blocks, size
-        )
+        nbytes = num_layers * num_blocks * size
+        storage = allocate_pool(nbytes, lock=lock_memory, wait=wait_for_memory, parts=num_layers)
+        self.storage = storage.view(num_layers, num_blocks, size)
 
     def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store `key` and `value` (`[num_tokens, num_kv_heads, head_dim]`) at `slots` (int64 `[num_tokens]`).

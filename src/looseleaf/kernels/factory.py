@@ -22,6 +22,7 @@ def make_kv_cache(
     head_dim: int,
     dtype: torch.dtype,
     lock_memory: bool = False,
+    wait_for_memory: bool = True,
 ) -> KVCache:
     """The native cache where the native kernels are chosen, else the reference's.
 
@@ -36,6 +37,7 @@ def make_kv_cache(
             head_dim=head_dim,
             dtype=dtype,
             lock_memory=lock_memory,
+            wait_for_memory=wait_for_memory,
         )
     if lock_memory:
         nbytes = num_layers * num_blocks * block_bytes(dtype, block_size, num_kv_heads, head_dim)

@@ -60,12 +60,14 @@ class PoolMemory:
         return f"{self.nbytes / _MIB:,.1f} MiB, {huge}, {locked}"
 
 
-def allocate_pool(nbytes: int, *, lock: bool = False) -> Tensor:
+def allocate_pool(nbytes: int, *, lock: bool = False, wait: bool = True, parts: int = 1) -> Tensor:
     """Zeroed uint8 `[nbytes]`, aligned to 64 bytes or more; its pages exist when this returns.
 
     With the extension: aligned to 2 MiB, in transparent huge pages where the system allows them, touched by torch's
     threads in parallel, spread over the NUMA nodes in turns (all threads read all blocks), and between guard pages.
-    `lock` keeps it in physical memory. It is freed with the last tensor that uses it.
+    `lock` keeps it in physical memory. Without `wait` it can be used at once, and a thread of low priority makes the
+    pages exist meanwhile: that takes seconds where page faults are dear, as in many virtual machines. The beginnings of
+    `parts` equal parts come first. It is freed with the last tensor that uses it.
 
     Raises ValueError for a size below 1, `PoolAllocationFailed` if memory is short and `MemoryNotLocked`.
     """
@@ -81,7 +83,11 @@ def allocate_pool(nbytes: int, *, lock: bool = False) -> Tensor:
     nodes = numa.allowed_nodes()
     mask = sum(1 << node for node in nodes) if len(nodes) > 1 and max(nodes) < 63 else 0
     try:
-        pool: Tensor = torch.ops.looseleaf.allocate_pool(nbytes, lock, mask)
+        pool: Tensor
+        if wait or lock:
+            pool = torch.ops.looseleaf.allocate_pool(nbytes, lock, mask)
+        else:
+            pool = torch.ops.looseleaf.reserve_pool(nbytes, mask, parts)
     except RuntimeError as error:
         failed = re.search(r"pool memory: (\w+) failed with errno (\d+)", str(error))
         if failed is None:

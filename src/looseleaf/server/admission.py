@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import suppress
-from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,7 +18,7 @@ from looseleaf.server.identity import NOBODY, KeyRing, Tenant
 from looseleaf.server.protocol.errors import ApiError
 from looseleaf.server.quotas import Quotas
 from looseleaf.server.request_body import BodyTooLarge, lingering, read_body
-from looseleaf.server.settings import Caller
+from looseleaf.server.settings import AdmissionSettings, Caller
 
 OPEN_PATHS = frozenset({"/health", "/health/ready", "/version", "/metrics"})
 """Need no key, and are answered while the server stops: nothing there is anybody's."""
@@ -29,14 +28,6 @@ TIMEOUT_HEADER = "x-request-timeout"
 """Seconds after which the client wants no answer any more."""
 _CALLER = "looseleaf.caller"
 _LAST_WORDS_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionSettings:
-    request_timeout: float | None = None
-    """Seconds from the request's headers to the end of its answer."""
-    max_body_bytes: int = 16 << 20
-    body_timeout: float = 30.0
 
 
 def identify(request: Request) -> Caller:

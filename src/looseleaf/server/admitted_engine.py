@@ -14,6 +14,7 @@ from looseleaf.server.interface import (
     EngineStats,
     Event,
     GenerateRequest,
+    Listener,
     ModelInfo,
     RequestStarted,
     SampleUpdate,
@@ -71,15 +72,22 @@ class AdmittedEngine:
     def end_sample(self, request_id: str, index: int) -> None:
         self._engine.end_sample(request_id, index)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    async def generate(self, request: GenerateRequest, listener: Listener | None = None) -> AsyncGenerator[Event, None]:
         self._check_priority(request)
         self._check_queue()
         tenant, charge = request.tenant, self._quotas.charge
         samples = _samples(request)
         started = False
+
+        def listen(update: SampleUpdate) -> bool:
+            if listener is None or not listener(update):
+                return False
+            charge(tenant, len(update.token_ids))
+            return True
+
         self._unstarted += 1
         try:
-            async with aclosing(self._engine.generate(request)) as events:
+            async with aclosing(self._engine.generate(request, listen if listener else None)) as events:
                 async for event in events:
                     if isinstance(event, SampleUpdate):
                         charge(tenant, len(event.token_ids))

@@ -76,7 +76,7 @@ async def _http(request: Request, error: Exception) -> Response:
 
 async def _typed(request: Request, error: Exception) -> Response:
     told = api_error(error)
-    if told.status >= 500 and not isinstance(error, ApiError):
+    if told.status >= 500 and not isinstance(error, LooseleafError):  # what is typed has been logged where it arose
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return error_response(told)
 

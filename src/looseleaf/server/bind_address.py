@@ -10,6 +10,9 @@ import socket
 from looseleaf.errors import ConfigurationError
 
 _BACKLOG = 2048
+_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
+"""Seconds of silence before the kernel asks whether a client is still there, seconds between questions, and how many
+without an answer end the connection."""
 
 
 def is_loopback(host: str) -> bool:
@@ -42,6 +45,9 @@ def bind(host: str, port: int) -> socket.socket:
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit these
+        for option, value in _KEEP_ALIVE.items():
+            bound.setsockopt(socket.IPPROTO_TCP, option, value)
         bound.bind(address)
         bound.listen(_BACKLOG)  # two sockets may be bound to one port, but not listen on it
     except OSError as error:

@@ -21,6 +21,7 @@ from looseleaf.server.interface import (
     EngineStopped,
     Event,
     GenerateRequest,
+    Listener,
     ModelInfo,
     Ready,
     RequestRefused,
@@ -94,7 +95,7 @@ class RemoteEngine:
     def stats(self) -> EngineStats:
         return self._totals.stats()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    async def generate(self, request: GenerateRequest, listener: Listener | None = None) -> AsyncGenerator[Event, None]:
         if self._stopped is not None:
             raise _again(self._stopped)
         name = request.request_id
@@ -102,10 +103,11 @@ class RemoteEngine:
             raise InvalidRequest(f"Request id {name!r} is already in use.")
         self._num_sent += 1
         wire_id = f"{name}#{self._num_sent}"
-        flight = InFlight(msgspec.structs.replace(request, request_id=wire_id), name)
+        flight = InFlight(msgspec.structs.replace(request, request_id=wire_id), name, listener)
         self._flights[wire_id] = self._names[name] = flight
         try:
-            self._supervisor.send(flight.command())
+            if self._suspects.admit(flight):
+                self._supervisor.send(flight.command())
             while True:
                 for event in flight.take():
                     yield event
@@ -136,9 +138,8 @@ class RemoteEngine:
             self._resume()
         elif isinstance(message, RequestRefused):
             if (flight := self._flights.get(message.request_id)) is not None:
-                flight.fail(
-                    RequestRefusedError(message.error, message.message, hint=message.hint, details=message.details)
-                )
+                told = message.message.replace(flight.wire_id, flight.name)
+                flight.fail(RequestRefusedError(message.error, told, hint=message.hint, details=message.details))
         elif isinstance(message, Updates):
             if message.stats is not None:
                 self._totals.take(message.stats)
@@ -147,9 +148,11 @@ class RemoteEngine:
                     flight.tell(event)
             self._try_next()
 
-    def _note_end(self, places: dict[str, int]) -> None:
+    def _note_end(self, places: dict[str, int], outside: bool) -> None:
         known = ((self._flights.get(request_id), place) for request_id, place in places.items())
-        self._suspects.blame((flight, place) for flight, place in known if flight is not None and not flight.over)
+        self._suspects.blame(
+            {flight: place for flight, place in known if flight is not None and not flight.over}, outside=outside
+        )
 
     def _note_stop(self, error: EngineStopped | EngineStartFailed) -> None:
         self._stopped = error if isinstance(error, EngineStopped) else EngineStopped(error.message, hint=error.hint)

@@ -149,6 +149,12 @@ class _Families:
             "phase",
             {"prefill": stats.prompt_tokens, "decode": stats.generated_tokens},
         )
+        yield self._counted_by(
+            "looseleaf_memory_audits",
+            "Times that the KV cache's books were recomputed from scratch, and whether they were right.",
+            "result",
+            {"clean": stats.clean_audits, "failed": stats.failed_audits},
+        )
         yield self._counter("looseleaf_engine_steps", "Steps run.", stats.step)
         yield self._counted_by(
             "looseleaf_engine_step_seconds",

@@ -17,6 +17,7 @@ from typing import TextIO
 import msgspec
 import zmq
 
+from looseleaf.server import early_engine
 from looseleaf.server.engine_settings import EngineSettings, commands_address, messages_address
 from looseleaf.server.interface import Command, EngineMessage
 from looseleaf.server.step_ledger import read_ledger
@@ -27,6 +28,9 @@ _LAST_WORDS_MILLISECONDS = 500
 
 class EngineLife:
     """A process, and two sockets in a folder that only this user can open. Everything happens on one event loop."""
+
+    command: tuple[str, ...] = early_engine.COMMAND
+    """What is started, with the folder as its argument."""
 
     def __init__(self, settings: EngineSettings, on_message: Callable[[EngineMessage], None]) -> None:
         """Starts it. `on_message` is called for each message, from the running loop."""
@@ -49,8 +53,8 @@ class EngineLife:
         self._loop.add_reader(self._reads_from, self._receive)
         msgspec.structs.replace(settings, parent=os.getpid()).write(self._folder)
         # A session of its own: what the terminal sends to the front (Ctrl-C) is the front's to decide about.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "looseleaf.server.engine_process", str(self._folder)],
+        self._process = early_engine.take(self._folder) or subprocess.Popen(
+            [*self.command, str(self._folder)],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
             start_new_session=True,

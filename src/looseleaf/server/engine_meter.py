@@ -21,6 +21,12 @@ class EngineMeter:
         self._seconds = {"schedule": 0.0, "run": 0.0, "send": 0.0, "step": 0.0}
         self._began = self._planned = 0.0
         self._due = 0.0
+        self._clean_audits = self._failed_audits = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps run."""
+        return self._steps
 
     def begin(self) -> None:
         self._began = self._planned = time.perf_counter()
@@ -40,6 +46,10 @@ class EngineMeter:
 
     def sent(self, seconds: float) -> None:
         self._seconds["send"] += seconds
+
+    def audited(self, clean: bool) -> None:
+        self._clean_audits += clean
+        self._failed_audits += not clean
 
     def due_stats(self) -> EngineStats | None:
         """A snapshot, if it is time for one or the engine has just become idle."""
@@ -77,6 +87,8 @@ class EngineMeter:
             copied_blocks=self._copied,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated,
+            clean_audits=self._clean_audits,
+            failed_audits=self._failed_audits,
             step_seconds=dict(self._seconds),
         )
 

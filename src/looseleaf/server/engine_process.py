@@ -1,6 +1,7 @@
 """The engine's process: one loop that takes commands, steps, and says what came of it.
 
-Started by the front as `python -m looseleaf.server.engine_process FOLDER`; it ends when the front does. An error in a
+Started by the front as `python -m looseleaf.server.engine_process FOLDER`, or before the front knows what it wants, and
+then told the folder on stdin (see `early_engine`); it ends when the front does. An error in a
 step ends it too: the front starts another one, and what was in flight goes on.
 """
 
@@ -14,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +35,9 @@ from looseleaf.server.interface import (
     StartFailed,
     Updates,
 )
+from looseleaf.server.lean_torch import defer_compiler_parts
+from looseleaf.server.log_format import logs_written
+from looseleaf.server.log_stream import LostRecords
 from looseleaf.server.step_ledger import StepLedger
 
 if TYPE_CHECKING:
@@ -45,7 +50,7 @@ LEDGER = "ledger"
 _PR_SET_PDEATHSIG = 1
 _IDLE_MILLISECONDS = 1000
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("looseleaf.server.engine")  # this module may be __main__
 
 
 class Channel:
@@ -83,7 +88,9 @@ class Channel:
 
 
 class EngineLoop:
-    def __init__(self, engine: Engine, channel: Channel, ledger: StepLedger, parent: int) -> None:
+    def __init__(
+        self, engine: Engine, channel: Channel, ledger: StepLedger, parent: int = 0, audit_interval: float = 0.0
+    ) -> None:
         from looseleaf.server.engine_events import EventMaker
         from looseleaf.server.engine_meter import EngineMeter
 
@@ -91,22 +98,50 @@ class EngineLoop:
         self._channel = channel
         self._ledger = ledger
         self._parent = parent
+        self._audit_interval = audit_interval
+        self._audited_at, self._audited_step = time.monotonic(), 0
         self._crash_on = os.environ.get(CRASH_VARIABLE)
         self._events = EventMaker(engine)
         self._meter = EngineMeter(engine)
         engine.on_plan = self._planned
 
     def run(self) -> None:
-        """Until the front says so, or is gone."""
+        """Until the front says so, or is gone. Raises `AuditError`: nothing more may be served from this memory."""
         engine = self._engine
         while True:
-            for command in self._channel.commands(wait=not engine.has_unfinished()):
+            had_work = engine.has_unfinished()
+            heard = False
+            for command in self._channel.commands(wait=not had_work):
+                heard = True
                 if not self._carry_out(command):
                     return
             if engine.has_unfinished():
                 self._step()
             elif self._parent and os.getppid() != self._parent:
                 return
+            if self._audit_interval and self._is_audit_due(resting=not (had_work or heard)):
+                self._audit()
+
+    def _is_audit_due(self, *, resting: bool) -> bool:
+        """Now and then while it works, and once when it has come to rest."""
+        if resting:
+            return self._audited_step != self._meter.num_steps
+        return time.monotonic() - self._audited_at >= self._audit_interval
+
+    def _audit(self) -> None:
+        from looseleaf.memory.errors import AuditError
+
+        try:
+            self._engine.memory.audit()
+        except AuditError as error:
+            logger.critical("%s", error)
+            self._meter.audited(clean=False)
+            raise
+        else:
+            self._meter.audited(clean=True)
+        finally:
+            self._audited_at, self._audited_step = time.monotonic(), self._meter.num_steps
+            self._channel.send(Updates([], self._meter.stats()))
 
     def _step(self) -> None:
         self._meter.begin()
@@ -124,7 +159,7 @@ class EngineLoop:
         places = {request.request_id: request.num_live_tokens for request in requests}
         self._ledger.begin(places)
         if self._crash_on and any(self._crash_on in request_id for request_id in places):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGUSR1)  # no kill from outside, and no core dump
         self._events.planned(plan)
         self._meter.planned(plan)
 
@@ -191,19 +226,29 @@ def refusal(request_id: str, error: LooseleafError) -> RequestRefused:
 
 
 def main() -> int:
-    folder = Path(sys.argv[1])
+    gc.disable()  # what starts a process stays: looking for garbage in it took a fifth of the time
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the front ends this process, after what runs has ended
+        signal.signal(ignored, signal.SIG_IGN)
+    if len(sys.argv) > 1:
+        folder = Path(sys.argv[1])
+    else:
+        _end_with_parent()
+        with suppress(Exception):  # what cannot be imported is told when it is needed
+            _import_engine()
+        told = sys.stdin.readline().removesuffix("\n")
+        if not told:
+            return 0  # nobody needs it
+        folder = Path(told)
     settings = EngineSettings.read(folder)
     if settings.parent:
         # Before anything that takes long. A front that ended even sooner is noticed by its id.
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _end_with_parent()
         if os.getppid() != settings.parent:
             return 1
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # the front ends this process, after what runs has ended
-        signal.signal(ignored, signal.SIG_IGN)
-    logging.basicConfig(
-        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s engine: %(message)s"
+    logs = logs_written(
+        sys.stderr, format=settings.log_format, source="engine", level=settings.log_level, on_loss=LostRecords().note
     )
-    with StepLedger(folder / LEDGER) as ledger:
+    with logs, StepLedger(folder / LEDGER) as ledger:
         channel = Channel(folder)
         try:
             engine, path = _load(settings)
@@ -218,14 +263,31 @@ def main() -> int:
         from looseleaf.server.engine_meter import describe
 
         channel.send(Ready(describe(engine, path)))
-        gc.collect()
-        gc.freeze()  # what is here now stays: no collection needs to look at it again
-        EngineLoop(engine, channel, ledger, settings.parent).run()
-        channel.close()
+        gc.freeze()  # no collection needs to look at it later, either
+        gc.enable()
+        try:
+            EngineLoop(engine, channel, ledger, settings.parent, settings.audit_interval).run()
+        except Exception:
+            logger.exception("The engine ends")
+            return 1
+        finally:
+            channel.close()
     return 0
 
 
+def _end_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _import_engine() -> None:
+    defer_compiler_parts()
+    import looseleaf.engine.llm
+    import looseleaf.server.engine_events
+    import looseleaf.server.engine_meter  # noqa: F401
+
+
 def _load(settings: EngineSettings) -> tuple[Engine, str]:
+    _import_engine()
     from looseleaf.engine.config import EngineConfig
     from looseleaf.engine.llm import load_engine
     from looseleaf.kernels.threads import use_threads
@@ -234,7 +296,7 @@ def _load(settings: EngineSettings) -> tuple[Engine, str]:
     config = EngineConfig.parse(settings.config)
     use_threads(settings.threads)
     path = str(resolve_model(settings.model).path)
-    return load_engine(path, config), path
+    return load_engine(path, config, wait_for_memory=False), path
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from looseleaf.server.log_format import LogFormat
+
 _FILE = "settings.json"
 
 
@@ -20,6 +22,10 @@ class EngineSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Keywords of `EngineConfig`."""
     threads: int | None = None
     log_level: str = "INFO"
+    log_format: LogFormat = "text"
+    audit_interval: float = 60.0
+    """Seconds between audits of the KV cache's books while the engine works; 0: none. It is audited when it comes to
+    rest, too."""
     parent: int = 0
     """The front's process id; 0: nobody whose end would be this one's."""
 

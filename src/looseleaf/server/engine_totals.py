@@ -17,6 +17,8 @@ _COUNTS = (
     "copied_blocks",
     "prompt_tokens",
     "generated_tokens",
+    "clean_audits",
+    "failed_audits",
 )
 
 

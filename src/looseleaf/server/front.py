@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
 from starlette.requests import Request
 
+from looseleaf.errors import RequestTooLarge
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.server.chat_prompt import ChatPrompts
 from looseleaf.server.interface import EngineClient
@@ -54,6 +55,24 @@ class Front:
         if model in adapters:
             return model, model
         raise model_not_found(model, [*names, *adapters])
+
+    def check_fits(self, prompt: str | Sequence[int]) -> None:
+        """Raises `RequestTooLarge` for what is so long that nothing must be computed to see that it cannot fit."""
+        if isinstance(prompt, str):
+            if len(prompt) <= _LONG_TEXT:
+                return
+            needed = len(prompt.encode("utf-8", "replace")) // self.tokenizer.longest_token
+        else:
+            needed = len(prompt)
+        limit = self.client.info.largest_request
+        if needed >= limit:
+            at_least = "at least " if isinstance(prompt, str) else ""
+            raise RequestTooLarge(
+                f"The prompt has {at_least}{needed} tokens, and prompt and output together may have {limit}.",
+                needed=needed + 1,
+                limit=limit,
+                hint="Shorten the prompt.",
+            )
 
     async def in_background(self, size: int, work: Callable[[], T]) -> T:
         """`work()`, in a thread if the text it works on has many characters (the tokenizer releases the lock)."""

@@ -74,6 +74,11 @@ class KeyRing:
         """Whether requests need a key."""
         return bool(self._entries)
 
+    @property
+    def num_tenants(self) -> int:
+        """Who have keys."""
+        return len(self._tenants)
+
     def tenant_of(self, key: str) -> Tenant | None:
         """None for a key that is not known. Each of the known ones is compared, whichever it is."""
         digest, found = self._digest(key), None

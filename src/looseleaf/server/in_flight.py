@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from looseleaf.server.interface import Event, GenerateRequest, RequestEnd, RequestStarted, SampleUpdate
+from looseleaf.server.interface import Event, GenerateRequest, Listener, RequestEnd, RequestStarted, SampleUpdate
 
 
 class InFlight:
@@ -18,13 +18,34 @@ class InFlight:
     than the output has.
     """
 
-    def __init__(self, request: GenerateRequest, name: str) -> None:
+    __slots__ = (
+        "_end",
+        "_ended",
+        "_error",
+        "_has_started",
+        "_known",
+        "_listener",
+        "_num_samples",
+        "_reader",
+        "_start",
+        "_updates",
+        "crash_place",
+        "crashes",
+        "name",
+        "over",
+        "progressed",
+        "request",
+        "whole",
+    )
+
+    def __init__(self, request: GenerateRequest, name: str, listener: Listener | None = None) -> None:
         """`name`: what its reader calls it; `request.request_id` is what the engine does."""
         params = request.params
         if params.get("seed") is None:
             request = msgspec.structs.replace(request, params=params | {"seed": secrets.randbits(63)})
         self.request = request
         self.name = name
+        self._listener = listener
         samples = params.get("best_of") or params.get("n") or 1
         self.whole = params.get("beam_width") is not None or samples != (params.get("n") or 1)
         """Nothing of it is shown before its end: after a restart it begins again."""
@@ -71,7 +92,8 @@ class InFlight:
         if not self.whole:  # what shows nothing before its end may come to the same place again
             self.crashes = 0
         if isinstance(event, SampleUpdate):
-            self._update(event)
+            if self._update(event):
+                return
         elif isinstance(event, RequestStarted):
             if not self._has_started:
                 self._has_started, self._start = True, event
@@ -112,26 +134,43 @@ class InFlight:
 
     async def wait(self) -> None:
         """Until there is something to take."""
-        if self._start is None and not self._updates and not self.over:
+        if self._start is None and not self._updates and not self.over and self._error is None:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
 
-    def _update(self, event: SampleUpdate) -> None:
+    def _update(self, event: SampleUpdate) -> bool:
+        """Whether nobody needs to be woken for it."""
         index = event.index
         if index in self._ended:
-            return  # of a sample that its reader has ended
+            return True  # of a sample that its reader has ended
         if not self.whole:
-            self._known.setdefault(index, []).extend(event.token_ids)
+            known = self._known.get(index)
+            if known is None:
+                self._known[index] = event.token_ids.copy()
+            else:
+                known += event.token_ids
             if event.finish_reason is not None:
                 self._ended.add(index)
+        if self._listener is not None and self._reader is not None and self._listened(self._listener, event):
+            return True
         waiting = self._updates.get(index)
         if waiting is None:
             self._updates[index] = event
-            return
+            return False
         waiting.token_ids += event.token_ids
         if event.logprobs is not None:
             waiting.logprobs = (waiting.logprobs or []) + event.logprobs
         waiting.finish_reason, waiting.stop_reason = event.finish_reason, event.stop_reason
+        return False
+
+    def _listened(self, listener: Listener, event: SampleUpdate) -> bool:
+        try:
+            return listener(event)
+        except Exception as error:
+            # For the reader, who then gives the request up; what comes until then nobody gets.
+            self._listener, self._error = None, error
+            self._wake()
+            return True
 
     def _wake(self) -> None:
         reader, self._reader = self._reader, None

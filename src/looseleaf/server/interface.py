@@ -5,7 +5,7 @@ Messages are msgpack, one tagged union for each direction. Nothing here imports 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -189,6 +189,10 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_tokens: int = 0
     """Prompt tokens computed, again after preemptions too."""
     generated_tokens: int = 0
+    clean_audits: int = 0
+    """Times that the memory's books were recomputed from scratch and found right."""
+    failed_audits: int = 0
+    """Times that they were not. The process ends then; another one goes on with what was in flight."""
     step_seconds: dict[str, float] = {}
     """Time by phase: "schedule", "model", …; "step" is the whole."""
 
@@ -203,6 +207,10 @@ class Updates(msgspec.Struct, tag="updates", array_like=True):
 EngineMessage: TypeAlias = Ready | StartFailed | RequestRefused | Updates
 Event: TypeAlias = RequestStarted | SampleUpdate | RequestEnd
 """What `EngineClient.generate` yields."""
+
+Listener: TypeAlias = Callable[[SampleUpdate], bool]
+"""Is offered each update of a running request on the spot, if nothing is before it and the reader of the events waits:
+the way of most tokens, on which no task is woken. True: taken, the reader does not get it. False: it comes as ever."""
 
 
 # What the front's handlers see.
@@ -257,12 +265,12 @@ class EngineClient(Protocol):
         """The newest snapshot: at most a tenth of a second old while anything runs. Its counts are those of all
         processes so far: they never go down."""
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    def generate(self, request: GenerateRequest, listener: Listener | None = None) -> AsyncGenerator[Event, None]:
         """Run a request: `RequestStarted`, `SampleUpdate`s as tokens come (merged for slow readers), `RequestEnd`.
 
-        Closing the iterator early (`aclose`, cancellation) aborts the request: its blocks are free within a step.
-        Samples that fail do so in their update ("error"). Raises `RequestRefusedError`, `EngineCrashed`,
-        `EngineStopped`.
+        What `listener` raises is raised here. Closing the iterator early (`aclose`, cancellation) aborts the request:
+        its blocks are free within a step. Samples that fail do so in their update ("error"). Raises
+        `RequestRefusedError`, `EngineCrashed`, `EngineStopped`.
         """
 
     def end_sample(self, request_id: str, index: int) -> None:

@@ -1,61 +1,45 @@
-"""Logs of the front: one line per request with its id and sizes, as JSON or text. Never a prompt, unless asked for.
+"""The log of requests: one line per request with its id and sizes, as JSON or text. Never a prompt, unless asked for.
 
 A log that cannot be written (a full disk, a closed pipe) is counted, and fails nobody.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any, Literal, TextIO
+from typing import Any
 
 import structlog
 
+from looseleaf.server.log_format import LogFormat, render, timestamp
+from looseleaf.server.log_stream import LogSink, LossyStream
 from looseleaf.server.request_timeline import RequestTimeline
-
-LogFormat = Literal["text", "json"]
-
-
-class LossyStream:
-    """Writes lines to a stream; what cannot be written is told to `on_loss`, not raised."""
-
-    def __init__(self, stream: TextIO, on_loss: Callable[[], None]) -> None:
-        self._stream = stream
-        self._on_loss = on_loss
-
-    def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except (OSError, ValueError):  # ValueError: the stream is closed
-            self._on_loss()
-            return 0
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except (OSError, ValueError):
-            self._on_loss()
 
 
 class RequestLog:
     """A watcher that writes a line for each request that is over."""
 
     def __init__(
-        self, stream: TextIO, *, format: LogFormat = "text", prompts: bool = False, on_loss: Callable[[], None]
+        self, stream: LogSink, *, format: LogFormat = "text", prompts: bool = False, on_loss: Callable[[], None]
     ) -> None:
         """`prompts`: write the prompt's token ids too."""
         self._prompts = prompts
-        last: structlog.typing.Processor = (
-            structlog.processors.JSONRenderer()
-            if format == "json"
-            else structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"])
-        )
+
+        def stamp(_logger: Any, level: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+            first = {
+                "timestamp": timestamp(time.time()),
+                "level": level,
+                "source": "front",
+                "event": event.pop("event"),
+            }
+            return {**first, **event}
+
+        def last(_logger: Any, _level: str, event: structlog.typing.EventDict) -> str:
+            return render(event, format)
+
         self._logger: Any = structlog.wrap_logger(
-            structlog.PrintLogger(LossyStream(stream, on_loss)),  # type: ignore[arg-type]
-            processors=[
-                structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                last,
-            ],
+            structlog.WriteLogger(LossyStream(stream, on_loss)),  # type: ignore[arg-type]
+            processors=[stamp, last],
             wrapper_class=structlog.BoundLogger,
         )
 

@@ -6,7 +6,6 @@ Nothing here is global, and figures are put together when somebody asks for them
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -17,9 +16,10 @@ from prometheus_client.registry import Collector
 from looseleaf.server.engine_families import engine_families
 from looseleaf.server.histogram import Histogram, steps_1_2_5
 from looseleaf.server.interface import EngineClient, EngineStopped
+from looseleaf.server.log_stream import LostRecords
 from looseleaf.server.request_timeline import OUTCOMES, RequestTimeline, number_of
+from looseleaf.server.settings import Prefix
 
-Prefix = Literal["vllm", "looseleaf"]
 PREFIXES: dict[Prefix, str] = {"vllm": "vllm:", "looseleaf": "looseleaf_"}
 
 _OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -59,8 +59,16 @@ _HISTOGRAMS: dict[str, tuple[str, list[float]]] = {
 class ServerMetrics(Collector):
     """Figures of one front and its engine. For the front's event loop."""
 
-    def __init__(self, client: EngineClient, model_name: str, *, prefix: Prefix = "vllm") -> None:
-        """`model_name`: the label that dashboards select by. `prefix`: how what vLLM has too is named."""
+    def __init__(
+        self,
+        client: EngineClient,
+        model_name: str,
+        *,
+        prefix: Prefix = "vllm",
+        lost_records: LostRecords | None = None,
+    ) -> None:
+        """`model_name`: the label that dashboards select by. `prefix`: how what vLLM has too is named.
+        `lost_records`: of the log."""
         self._client = client
         self._prefix = PREFIXES[prefix]
         self._labels = {"model_name": model_name, "engine": "0"}
@@ -69,7 +77,7 @@ class ServerMetrics(Collector):
         self._prompt_tokens = self._cached_prompt_tokens = self._generated_tokens = 0
         self._outcomes = dict.fromkeys(OUTCOMES, 0)
         self._answers: dict[tuple[str, str, str], int] = {}
-        self.log_records_lost = 0
+        self._lost_records = lost_records or LostRecords()
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -145,7 +153,7 @@ class ServerMetrics(Collector):
         lost = CounterMetricFamily(
             "looseleaf_log_records_lost", "Log records that could not be written (a full disk, a closed pipe)."
         )
-        lost.add_metric([], self.log_records_lost)
+        lost.add_metric([], self._lost_records.count)
         yield lost
 
     def _request_families(self) -> Iterator[Metric]:

@@ -19,6 +19,7 @@ from looseleaf.server.interface import (
     EngineStats,
     Event,
     GenerateRequest,
+    Listener,
     ModelInfo,
     RequestStarted,
     SampleUpdate,
@@ -62,20 +63,30 @@ class ObservedEngine:
     def stats(self) -> EngineStats:
         return self._client.stats()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    async def generate(self, request: GenerateRequest, listener: Listener | None = None) -> AsyncGenerator[Event, None]:
         metrics = self._metrics
         arrived = arrival.get()
         timeline = RequestTimeline(request, time.perf_counter() if arrived is None else arrived, metrics.inter_token)
         self._timelines[request.request_id] = timeline
         failure: BaseException | None = None
+
+        def note(update: SampleUpdate) -> None:
+            first = timeline.first_token is None
+            metrics.note_tokens(timeline.update(update))
+            if first:
+                metrics.note_first_token(timeline)
+
+        def listen(update: SampleUpdate) -> bool:
+            if listener is None or not listener(update):
+                return False
+            note(update)
+            return True
+
         try:
-            async with aclosing(self._client.generate(request)) as events:
+            async with aclosing(self._client.generate(request, listen if listener else None)) as events:
                 async for event in events:
                     if isinstance(event, SampleUpdate):
-                        first = timeline.first_token is None
-                        metrics.note_tokens(timeline.update(event))
-                        if first:
-                            metrics.note_first_token(timeline)
+                        note(event)
                     elif isinstance(event, RequestStarted):
                         timeline.start(event)
                         metrics.note_start(timeline)

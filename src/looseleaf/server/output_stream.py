@@ -27,6 +27,8 @@ class Piece:
 class OutputStream:
     """Follows one sample. The engine knows of all its ends but the stop strings; those are found here."""
 
+    __slots__ = ("_checker", "_index", "_shows_end")
+
     def __init__(
         self, index: int, params: SamplingParams, tokenizer: Tokenizer, eos_token_ids: Collection[int]
     ) -> None:
@@ -62,7 +64,7 @@ class OutputStream:
                 if checker.finish is not None:
                     break
             text, used = "".join(texts), len(texts)
-        if checker.finish is None and update.finish_reason is not None:
+        if update.finish_reason is not None and checker.finish is None:
             text += checker.end(Finish(update.finish_reason, update.stop_reason))
         logprobs = update.logprobs
         if logprobs is not None:

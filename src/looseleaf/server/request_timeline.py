@@ -55,7 +55,10 @@ class RequestTimeline:
     def start(self, event: RequestStarted) -> None:
         self.started = True
         self.cached_tokens = event.num_cached_tokens
-        self.queue_seconds, self.prefill_seconds = event.queue_seconds, event.prefill_seconds
+        self.prefill_seconds = event.prefill_seconds
+        # The engine counts from when it took the request, which may have waited for the end of a step before.
+        waited = time.perf_counter() - self.arrived - event.prefill_seconds
+        self.queue_seconds = max(waited, event.queue_seconds)
 
     def update(self, event: SampleUpdate) -> int:
         """The number of its tokens."""

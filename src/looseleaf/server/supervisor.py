@@ -23,34 +23,42 @@ from looseleaf.server.interface import (
     StartFailed,
     Stop,
 )
+from looseleaf.server.oom_kills import count_oom_kills
 
 logger = logging.getLogger(__name__)
 
 MAX_START_FAILURES = 3
 _SHORT_LIFE = 1.0
 _LONGEST_PAUSE = 5.0
+_OUTSIDE = 4
+"""Times as many ends by the hand of another that make a request culpable: what watches over memory kills too, and the
+same request could call for it each time."""
 
 
 class Suspects:
     """Which requests are to blame for the ends of the engine's process.
 
     Results are exact, so a request that ends the process does so again when it comes to the same place. Who was worked
-    on at two ends in a row, and had come no further, is suspect. Suspects go to the next process one at a time,
-    each when the one before has got something done; the least suspect first. So who is innocent is cleared, and each
-    further end has one culprit.
+    on at two ends in a row, and had come no further, is suspect. Suspects go to the next process one at a time and
+    alone: each is cleared when it gets something done, and goes on beside the next. Then all the others go on.
     """
 
     def __init__(self, max_crashes: int) -> None:
         self._max_crashes = max_crashes
         self._waiting: list[InFlight] = []
         self._tried: InFlight | None = None
+        self._held: list[InFlight] = []
+        """Not suspect; they wait until no one is tried any more."""
 
-    def blame(self, places: Iterable[tuple[InFlight, int]]) -> None:
-        """After the end of a process: what it worked on, and how far each had come. Who was too often there fails."""
-        for flight, place in places:
+    def blame(self, places: dict[InFlight, int], *, outside: bool = False) -> None:
+        """After the end of a process: what it worked on, and how far each had come. Who was too often there, the last
+        time alone, fails. `outside`: by all appearances somebody killed it, which takes much more to be anyone's fault.
+        """
+        limit = self._max_crashes * (_OUTSIDE if outside else 1)
+        for flight, place in places.items():
             flight.crashes = flight.crashes + 1 if place == flight.crash_place else 1
             flight.crash_place = place
-            if flight.crashes >= self._max_crashes:
+            if flight.crashes >= limit and len(places) == 1:
                 flight.fail(
                     EngineCrashed(
                         f"The engine ended {flight.crashes} times while it worked on request {flight.name!r}.",
@@ -61,14 +69,22 @@ class Suspects:
                 logger.error("Request %s is given up: the engine ended on it %d times", flight.name, flight.crashes)
 
     def split(self, flights: Iterable[InFlight]) -> list[InFlight]:
-        """For a new process: which requests can go to it at once, the first suspect among them."""
-        flights = list(flights)
-        self._waiting = sorted((f for f in flights if f.crashes > 1), key=lambda f: f.crashes, reverse=True)
+        """For a new process: which requests can go to it at once."""
+        self._waiting, self._held = [], []
+        for flight in flights:
+            (self._waiting if flight.crashes >= min(2, self._max_crashes) else self._held).append(flight)
+        self._waiting.sort(key=lambda flight: flight.crashes)  # the most suspect is tried first
         self._tried = None
-        return [flight for flight in flights if flight.crashes <= 1] + self.next()
+        return self.next()
+
+    def admit(self, flight: InFlight) -> bool:
+        """Whether a new request can go to the process now; else it is among the `next`."""
+        if self._tried is not None:
+            self._held.append(flight)
+        return self._tried is None
 
     def next(self) -> list[InFlight]:
-        """The suspect whose turn it is, if the one before has been cleared, or is over; else nobody."""
+        """Who goes to the process now: the next suspect if the one before is cleared, or over; after the last, all."""
         if self._tried is not None and not (self._tried.progressed or self._tried.over):
             return []
         self._tried = None
@@ -77,7 +93,8 @@ class Suspects:
             if not flight.over:
                 self._tried = flight
                 return [flight]
-        return []
+        held, self._held = self._held, []
+        return [flight for flight in held if not flight.over]
 
 
 class Supervisor:
@@ -88,10 +105,11 @@ class Supervisor:
         settings: EngineSettings,
         *,
         on_message: Callable[[EngineMessage], None],
-        on_end: Callable[[dict[str, int]], None],
+        on_end: Callable[[dict[str, int], bool], None],
         on_stop: Callable[[EngineStopped | EngineStartFailed], None],
     ) -> None:
-        """`on_message`: what a process says. `on_end`: what it worked on when it ended, and how far each had come.
+        """`on_message`: what a process says. `on_end`: what it worked on when it ended, how far each had come, and
+        whether it seems to have been killed from outside.
         `on_stop`: there will be no other one."""
         self._settings = settings
         self._on_message = on_message
@@ -141,14 +159,15 @@ class Supervisor:
         try:
             await self._run_lives()
         except Exception as error:  # no process can be started: no room for its folder, too many processes, …
-            logger.exception("The engine's process cannot be started")
             self._end(EngineStartFailed(type(error).__name__, f"The engine's process cannot be started: {error}"))
+            logger.exception("The engine's process cannot be started")
 
     async def _run_lives(self) -> None:
         start_failures = 0
         pause = 0.1
         while not self._stopping.is_set():
             began, self._failure = time.monotonic(), None
+            oom_kills = count_oom_kills()
             self._life = EngineLife(self._settings, self._receive)
             try:
                 status = await self._life.ended()
@@ -161,7 +180,7 @@ class Supervisor:
                     return
                 self.state = "restarting"
                 places = self._life.working_on()
-                self._on_end(places)
+                self._on_end(places, status == -signal.SIGKILL and count_oom_kills() == oom_kills)
             finally:
                 self._life.kill()
                 self._life.close()

@@ -41,6 +41,8 @@ class TaggedCalls:
         self._waiting = ""
         self._inside = False
         self._called = False
+        self._space = ""
+        """Held back after a call: between calls it is the format's, before text the text's."""
 
     def push(self, text: str) -> list[str | Call]:
         found: list[str | Call] = []
@@ -73,10 +75,16 @@ class TaggedCalls:
             call = _parsed(text)
             if call is not None and self._called and not self._parallel:
                 return
-            self._called = self._called or call is not None
+            if call is not None:
+                self._called, self._space = True, ""
+                found.append(call)
+                return
             # Many models end their turn instead of closing the last tag.
-            found.append(call or f"{_OPEN}{text}{_CLOSE if closed else ''}")
-        elif text and not (self._called and text.isspace()):  # between calls, space is the format's
+            text = f"{_OPEN}{text}{_CLOSE if closed else ''}"
+        text, self._space = self._space + text, ""
+        if self._called and (not text or text.isspace()):
+            self._space = text
+        elif text:
             found.append(text)
 
 

@@ -9,7 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import looseleaf
+from looseleaf.errors import ConfigurationError
 from looseleaf.server.request_timeline import RequestTimeline
+
+EXPORT_SECONDS = 5
+"""For one attempt to send spans, and for the last ones when the server ends."""
 
 
 class RequestTracer:
@@ -69,6 +74,41 @@ class RequestTracer:
         if timeline.first_token is not None:
             attributes["gen_ai.response.time_to_first_chunk"] = timeline.first_token - timeline.arrived
         return attributes
+
+
+class TraceExport:
+    """Sends spans to an OpenTelemetry collector, over HTTP, from a thread of its own."""
+
+    def __init__(self, endpoint: str) -> None:
+        """`endpoint`: such as http://127.0.0.1:4318/v1/traces. Raises `ConfigurationError`."""
+        if not endpoint.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"{endpoint!r} is no address to send traces to.",
+                hint="Write for example http://127.0.0.1:4318/v1/traces.",
+            )
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            raise ConfigurationError(
+                "Tracing needs OpenTelemetry, which is not installed.", hint="pip install 'looseleaf[tracing]'"
+            ) from error
+        # What OTEL_RESOURCE_ATTRIBUTES says comes first.
+        resource = Resource({"service.name": "looseleaf", "service.version": looseleaf.__version__})
+        self._provider = TracerProvider(resource=resource.merge(Resource.create()), shutdown_on_exit=False)
+        self._provider.add_span_processor(
+            BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS))
+        )
+
+    def tracer(self) -> Any:
+        return self._provider.get_tracer("looseleaf", looseleaf.__version__)
+
+    def close(self) -> None:
+        """Send what is left. Takes a few seconds at most, if nobody is there to take it."""
+        self._provider.force_flush(EXPORT_SECONDS * 1000)
+        self._provider.shutdown()
 
 
 def parent_context(headers: Mapping[str, str] | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -14,11 +15,11 @@ from looseleaf.server.chat_prompt import content_text
 from looseleaf.server.front import Front
 from looseleaf.server.handlers.chat_tools import ToolUse
 from looseleaf.server.handlers.chunks import ChunkWriter
-from looseleaf.server.handlers.generation import Generation, PromptRun
+from looseleaf.server.handlers.generation import Generation, PromptRun, Shortcut
 from looseleaf.server.handlers.logprobs import chat_logprobs
 from looseleaf.server.handlers.responses import GENERATES, json_response
 from looseleaf.server.handlers.sampling import sampling_keywords
-from looseleaf.server.handlers.sse import stream, unless_gone
+from looseleaf.server.handlers.sse import DirectBody, direct_body, stream, unless_gone
 from looseleaf.server.output_stream import Piece
 from looseleaf.server.protocol.chat import ChatBody, ChatCompletion, JsonObjectFormat, SchemaFormat
 from looseleaf.server.protocol.errors import ApiError
@@ -33,7 +34,7 @@ def chat_router(front: Front) -> APIRouter:
         answer = ChatAnswer(front, body)
         await answer.prepare(request)
         if body.stream:
-            return await stream(request.receive, answer.chunks())
+            return await stream(request.receive, answer.chunks(direct_body(request.scope)))
         return json_response(await unless_gone(request.receive, answer.whole()))
 
     return router
@@ -59,9 +60,9 @@ class ChatAnswer:
         keywords = sampling_keywords(body, logprobs=self._num_logprobs(), structured=self._structured())
         keywords["max_tokens"] = self._max_tokens()
         params = SamplingParams.parse(keywords)
-        size = sum(len(content_text(message.content) or "") for message in body.messages)
-        token_ids = await self._front.in_background(
-            size,
+        self._front.check_fits("".join(content_text(message.content) or "" for message in body.messages))
+        # In a thread whatever its size: a model's template is a program, and may take its time.
+        token_ids = await asyncio.to_thread(
             lambda: self._front.chat_prompts.encode(
                 body.messages, self._tools.shown, variables=body.chat_template_kwargs
             ),
@@ -89,7 +90,8 @@ class ChatAnswer:
             "usage": self._generation.usage(),
         }
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, body: DirectBody | None) -> AsyncGenerator[bytes, None]:
+        """What `body` does not take, in order."""
         options = self._body.stream_options
         include_usage = options is not None and options.include_usage
         head = self._head | {"object": "chat.completion.chunk"}
@@ -97,20 +99,24 @@ class ChatAnswer:
         writer = ChunkWriter(head, '"delta":{"content":', closing, include_usage=include_usage)
         readers = [self._tools.reader() for _ in range(self._body.n)]
         num_calls = [0] * self._body.n
-        async with aclosing(self._generation.pieces()) as pieces:
+
+        def chunk(piece: Piece) -> bytes:
+            reader = readers[piece.index]
+            if reader is None and piece.finish is None and piece.logprobs is None:
+                return writer.text(piece.index, piece.text)
+            parts: list[str | Call] = [piece.text] if piece.text else []
+            if reader is not None:
+                parts = reader.push(piece.text) + (reader.finish() if piece.finish is not None else [])
+            return self._chunk(writer, piece, parts, num_calls)
+
+        shortcut = None if body is None else Shortcut(body.ready, lambda piece: body.write(chunk(piece)))
+        async with aclosing(self._generation.pieces(shortcut)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, PromptRun):
                     role = {"role": "assistant", "content": ""}
                     yield b"".join(writer.choice(_delta(i, role)) for i in range(self._body.n))
-                    continue
-                reader = readers[piece.index]
-                if reader is None and piece.finish is None and piece.logprobs is None:
-                    yield writer.text(piece.index, piece.text)
-                    continue
-                parts: list[str | Call] = [piece.text] if piece.text else []
-                if reader is not None:
-                    parts = reader.push(piece.text) + (reader.finish() if piece.finish is not None else [])
-                yield self._chunk(writer, piece, parts, num_calls)
+                else:
+                    yield chunk(piece)
         if include_usage:
             yield writer.usage(self._generation.usage())
 

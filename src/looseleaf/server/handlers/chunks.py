@@ -10,6 +10,8 @@ from looseleaf.server.handlers.sse import json_bytes
 class ChunkWriter:
     """`head` are the fields that all chunks share; `opening` and `closing` what surrounds the text in a choice."""
 
+    __slots__ = ("_closing", "_end", "_opening", "_openings", "_start")
+
     def __init__(self, head: dict[str, Any], opening: str, closing: str, *, include_usage: bool) -> None:
         self._start = b"data: " + json_bytes(head)[:-1] + b',"choices":['
         # With usage asked for, each chunk has the field and the last one its value.

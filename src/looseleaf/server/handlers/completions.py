@@ -14,11 +14,11 @@ from looseleaf.engine.prompts import InvalidPrompt
 from looseleaf.engine.sampling_params import SamplingParams
 from looseleaf.server.front import Front
 from looseleaf.server.handlers.chunks import ChunkWriter
-from looseleaf.server.handlers.generation import Generation, PromptRun
+from looseleaf.server.handlers.generation import Generation, PromptRun, Shortcut
 from looseleaf.server.handlers.logprobs import CompletionLogprobs, joined
 from looseleaf.server.handlers.responses import GENERATES, json_response
 from looseleaf.server.handlers.sampling import sampling_keywords
-from looseleaf.server.handlers.sse import stream, unless_gone
+from looseleaf.server.handlers.sse import DirectBody, direct_body, stream, unless_gone
 from looseleaf.server.output_stream import Piece
 from looseleaf.server.protocol.completions import MAX_SAMPLES, Completion, CompletionBody
 from looseleaf.server.protocol.errors import ApiError
@@ -32,7 +32,7 @@ def completions_router(front: Front) -> APIRouter:
         answer = CompletionAnswer(front, body)
         await answer.prepare(request)
         if body.stream:
-            return await stream(request.receive, answer.chunks())
+            return await stream(request.receive, answer.chunks(direct_body(request.scope)))
         return json_response(await unless_gone(request.receive, answer.whole()))
 
     return router
@@ -98,7 +98,8 @@ class CompletionAnswer:
             "usage": self._usage(),
         }
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, body: DirectBody | None) -> AsyncGenerator[bytes, None]:
+        """What `body` does not take, in order."""
         options = self._body.stream_options
         include_usage = options is not None and options.include_usage
         writer = ChunkWriter(
@@ -107,7 +108,16 @@ class CompletionAnswer:
             ',"logprobs":null,"finish_reason":null,"stop_reason":null}',
             include_usage=include_usage,
         )
-        async with aclosing(self._choices()) as choices:
+
+        def write(piece: Piece) -> None:
+            assert body is not None
+            if piece.finish is None and piece.logprobs is None:
+                body.write(writer.text(piece.index, piece.text))
+            else:
+                body.write(writer.choice(self._piece(piece)))
+
+        shortcut = None if body is None or self._rates_only else Shortcut(body.ready, write)
+        async with aclosing(self._choices(shortcut)) as choices:
             async for choice in choices:
                 if choice["finish_reason"] is None and choice["logprobs"] is None:
                     if choice["text"]:
@@ -117,9 +127,9 @@ class CompletionAnswer:
         if include_usage:
             yield writer.usage(self._usage())
 
-    async def _choices(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def _choices(self, shortcut: Shortcut | None = None) -> AsyncGenerator[dict[str, Any], None]:
         """The pieces as choices, in the wire's shape."""
-        async with aclosing(self._generation.pieces()) as pieces:
+        async with aclosing(self._generation.pieces(shortcut)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, PromptRun):
                     if self._body.echo:
@@ -180,6 +190,7 @@ class CompletionAnswer:
         vocab_size = self._front.client.info.vocab_size
         encoded = []
         for given in listed:
+            self._front.check_fits(given)
             if isinstance(given, str):
                 encode = partial(self._front.tokenizer.encode, given, self._body.add_special_tokens)
                 given = await self._front.in_background(len(given), encode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +14,11 @@ from looseleaf.server.handlers.sampling import engine_keywords
 from looseleaf.server.interface import (
     EngineStopped,
     GenerateRequest,
+    Listener,
     PositionLogprobs,
     RequestEnd,
     RequestStarted,
+    SampleUpdate,
 )
 from looseleaf.server.output_stream import OutputStream, Piece
 from looseleaf.server.protocol.errors import ApiError
@@ -25,12 +27,22 @@ from looseleaf.server.settings import Caller
 _PIECES_AHEAD = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Shortcut:
+    """Where pieces can go on the spot, while nothing is before them; most of a stream's do."""
+
+    ready: Callable[[], bool]
+    """Whether the next piece may be given to `take`."""
+    take: Callable[[Piece], None]
+
+
 @dataclass(slots=True)
 class PromptRun:
     """One prompt on its way."""
 
     request: GenerateRequest
     streams: list[OutputStream]
+    open_streams: int
     cached_tokens: int = 0
     prompt_logprobs: list[PositionLogprobs | None] | None = None
 
@@ -68,15 +80,17 @@ class Generation:
                     priority=priority,
                 ),
                 [OutputStream(first + i, params, tokenizer, info.eos_token_ids) for i in range(params.n)],
+                params.n,
             )
         )
 
-    def pieces(self) -> AsyncGenerator[Piece | PromptRun, None]:
+    def pieces(self, shortcut: Shortcut | None = None) -> AsyncGenerator[Piece | PromptRun, None]:
         """A `PromptRun` when its prompt is computed, then the pieces of its samples. Closing it aborts all.
 
-        Raises what the engine's client raises, and an `ApiError` for a sample that failed.
+        Pieces that `shortcut` takes are not among them. Raises what the engine's client raises, and an `ApiError` for a
+        sample that failed.
         """
-        return self._pieces_of(self.runs[0]) if len(self.runs) == 1 else self._merged()
+        return self._pieces_of(self.runs[0], shortcut) if len(self.runs) == 1 else self._merged()
 
     def usage(self) -> dict[str, Any]:
         prompt = sum(len(run.request.prompt_token_ids) for run in self.runs)
@@ -88,10 +102,11 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": sum(run.cached_tokens for run in self.runs)},
         }
 
-    async def _pieces_of(self, run: PromptRun) -> AsyncGenerator[Piece | PromptRun, None]:
-        client, request_id = self.front.client, run.request.request_id
-        open_streams = len(run.streams)
-        async with aclosing(client.generate(run.request)) as events:
+    async def _pieces_of(
+        self, run: PromptRun, shortcut: Shortcut | None = None
+    ) -> AsyncGenerator[Piece | PromptRun, None]:
+        listener = None if shortcut is None else self._listener(run, shortcut)
+        async with aclosing(self.front.client.generate(run.request, listener)) as events:
             async for event in events:
                 if isinstance(event, RequestStarted):
                     run.cached_tokens = event.num_cached_tokens
@@ -100,19 +115,36 @@ class Generation:
                     continue
                 if isinstance(event, RequestEnd):
                     break
-                piece = run.streams[event.index].push(event)
-                if piece.finish is not None:
-                    open_streams -= 1
-                    if piece.finish.reason in ("abort", "error"):
-                        raise _failure(piece)
-                    if event.finish_reason is None:
-                        client.end_sample(request_id, event.index)
+                piece = self._push(run, event)
                 if piece.text or piece.finish is not None or piece.logprobs:
                     yield piece
-                if not open_streams:
+                if not run.open_streams:
                     break  # its last stop string may have been found here: the engine need not say that it ends
-        if open_streams:
+        if run.open_streams:
             raise EngineStopped("The engine ended the request before it was complete.")
+
+    def _listener(self, run: PromptRun, shortcut: Shortcut) -> Listener:
+        ready, take = shortcut.ready, shortcut.take
+
+        def listen(update: SampleUpdate) -> bool:
+            if update.finish_reason is not None or not ready():
+                return False
+            piece = self._push(run, update)
+            if piece.text or piece.finish is not None or piece.logprobs:
+                take(piece)
+            return True
+
+        return listen
+
+    def _push(self, run: PromptRun, update: SampleUpdate) -> Piece:
+        piece = run.streams[update.index].push(update)
+        if piece.finish is not None:
+            run.open_streams -= 1
+            if piece.finish.reason in ("abort", "error"):
+                raise _failure(piece)
+            if update.finish_reason is None:
+                self.front.client.end_sample(run.request.request_id, update.index)
+        return piece
 
     async def _merged(self) -> AsyncGenerator[Piece | PromptRun, None]:
         queue: asyncio.Queue[Piece | PromptRun | BaseException | None] = asyncio.Queue(_PIECES_AHEAD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -16,7 +16,24 @@ from looseleaf.server.protocol.errors import api_error
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+DIRECT_BODY = "looseleaf.direct_body"
+"""The extension of the ASGI scope with a connection's `DirectBody`."""
 _encode = msgspec.json.Encoder().encode
+
+
+class DirectBody(Protocol):
+    """Writes a part of a response's body past ASGI's `send`, at once or not at all."""
+
+    def ready(self) -> bool:
+        """Whether the body has begun, nothing is waiting to be written, and somebody reads."""
+
+    def write(self, data: bytes) -> None: ...
+
+
+def direct_body(scope: Scope) -> DirectBody | None:
+    """That of the connection, if it has one."""
+    body: DirectBody | None = scope.get("extensions", {}).get(DIRECT_BODY)
+    return body
 
 
 class ClientGone(Exception):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from looseleaf.server.chat_prompt import content_text
 from looseleaf.server.front import Front
 from looseleaf.server.handlers.responses import ANSWERS, json_response
 from looseleaf.server.protocol.errors import ApiError
@@ -58,8 +59,7 @@ async def _token_ids(front: Front, body: TokenizeBody) -> list[int]:
             param="add_special_tokens",
             code="invalid_value",
         )
-    return await front.in_background(
-        sum(len(content_text(message.content) or "") for message in messages),
+    return await asyncio.to_thread(
         lambda: front.chat_prompts.encode(
             messages,
             body.tools or (),

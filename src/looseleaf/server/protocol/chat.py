@@ -6,13 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from looseleaf.server.protocol.base import Answer, Body, JsonObject
+from looseleaf.server.protocol.base import Answer, Body, Items, JsonObject, at_most
 from looseleaf.server.protocol.sampling import MAX_LOGPROBS, GenerationBody, TokenCount
 from looseleaf.server.protocol.usage import FinishReason, Usage
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
+MAX_VARIABLES = 64
 
+TemplateVariables = Annotated[
+    dict[str, str | int | float | bool | None], at_most(MAX_VARIABLES), Field(max_length=MAX_VARIABLES)
+]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -21,7 +25,7 @@ class TextPart(Body):
     text: str
 
 
-Content = str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_MESSAGES)]
+Content = str | Annotated[Items[TextPart], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class FunctionCall(Body):
@@ -53,7 +57,7 @@ class AssistantMessage(Body):
     content: Content | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[Items[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -116,17 +120,17 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(d
 
 
 class ChatBody(GenerationBody):
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[Items[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenCount | None = None
     max_tokens: TokenCount | None = None
     """The older name of `max_completion_tokens`. Neither: as many as fit."""
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     """More variables for the model's chat template, such as `enable_thinking`."""
 
     # OpenAI's, and not here: null says the same as leaving them out.

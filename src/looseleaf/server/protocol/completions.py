@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from looseleaf.server.protocol.base import Answer
+from looseleaf.server.protocol.base import Answer, Items
 from looseleaf.server.protocol.sampling import MAX_LOGPROBS, MAX_TOKEN_COUNT, GenerationBody, TokenId
 from looseleaf.server.protocol.usage import Usage
 
@@ -14,7 +14,7 @@ MAX_PROMPTS = 2048
 MAX_SAMPLES = 4096
 """Of all prompts together."""
 
-TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
+TokenPrompt = Annotated[Items[TokenId], Field(min_length=1)]
 TextPrompt = Annotated[str, Field(min_length=1)]
 
 
@@ -22,8 +22,8 @@ class CompletionBody(GenerationBody):
     prompt: (
         TextPrompt
         | TokenPrompt
-        | Annotated[list[TextPrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[TokenPrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[Items[TextPrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[Items[TokenPrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
     )
     """Text or token ids, or several of one kind: choice `prompt × n + sample`."""
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)] | None = 16

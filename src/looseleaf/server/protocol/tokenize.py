@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from looseleaf.server.protocol.base import Answer, Body
-from looseleaf.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool
+from looseleaf.server.protocol.base import Answer, Body, Items
+from looseleaf.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage, TemplateVariables, Tool
 from looseleaf.server.protocol.sampling import TokenId
 
 
@@ -16,13 +16,13 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[Items[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] | None = None
     add_special_tokens: bool | None = None
     """None: for a prompt true; messages bring theirs along."""
     add_generation_prompt: bool = True
     return_token_strs: bool = False
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
 
 class TokenizeAnswer(Answer):
@@ -34,7 +34,7 @@ class TokenizeAnswer(Answer):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Items[TokenId]
 
 
 class DetokenizeAnswer(Answer):
