@@ -7,7 +7,7 @@ import importlib
 import inspect
 import pickle
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_type_hints
 
 import pytest
@@ -21,6 +21,9 @@ SAMPLES: dict[Any, Any] = {
     list[str]: ["one", "two"],
     Iterable[str]: ["one", "two"],
     object: -0.5,
+    float: 2.5,
+    Mapping[str, Any] | None: {"limit": 3},
+    Mapping[str, str] | None: {"Retry-After": "1"},
     str | None: "top_k",
     int | None: 3,
 }

@@ -1,4 +1,4 @@
-"""Where a sweep cannot show a difference, because something else is the limit; and what to change to see a difference."""
+"""Where a sweep cannot show a difference, because something else is the limit; and what to change to see one."""
 
 from __future__ import annotations
 
