@@ -95,7 +95,7 @@ def assert_same(one: KVMemory, other: KVMemory) -> None:
 @given(
     num_blocks=st.integers(4, 24),
     block_size=st.integers(1, 5),
-    script=st.lists(newcomers, min_size=1, max_size=6),
+    script=st.lists(newcomers, min_size=1, max_size=4),
     grown=st.integers(0, 4),
 )
 def test_full_shared_blocks_need_not_be_looked_at_one_by_one(num_blocks, block_size, script, grown):
