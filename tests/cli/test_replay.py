@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+import tokenizers
 
 Cli = Callable[..., "tuple[int, str, str]"]
 TRACE = "n=30,arrivals=poisson:40,prompt=uniform:20-60,output=uniform:10-40,tenants=a:3|b:1,system=32,seed=5"
@@ -93,6 +94,22 @@ def test_files(replay: Cli, tmp_path: Path) -> None:
     assert cells["cell"].to_list() == ["watermark 0", "watermark 0.2"]
     assert len(requests) == 60
     assert set(timeline["cell"].unique()) == set(cells["cell"])
+
+
+def test_texts_are_counted_once(replay: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOSELEAF_CACHE", str(tmp_path / "cache"))
+    vocabulary = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    vocabulary.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    vocabulary.save(str(tmp_path / "tokenizer.json"))
+    chats = [{"id": 1, "conversations": [{"from": "human", "value": "a b a"}, {"from": "gpt", "value": "b b"}]}]
+    (tmp_path / "chats.json").write_text(json.dumps(chats))
+    arguments = [tmp_path / "chats.json", *POOL, "--tokenizer", tmp_path / "tokenizer.json"]
+    document = as_json(replay, *arguments)
+    assert document["title"] == "Replay of chats.json"
+    totals = document["cells"][0]["totals"]
+    assert (totals["prompt_tokens"], totals["output_tokens"]) == (3, 2)
+    monkeypatch.setattr("looseleaf.cli.trace_options.load_tokenizer", lambda _name: pytest.fail("counted again"))
+    assert as_json(replay, *arguments) == document
 
 
 def test_measured_step_times(replay: Cli, tmp_path: Path) -> None:

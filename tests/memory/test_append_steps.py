@@ -90,3 +90,19 @@ def assert_same(one: KVMemory, other: KVMemory) -> None:
     if one.describe()["allocator"] == "paged":
         assert one._pool.free_blocks().tolist() == other._pool.free_blocks().tolist()
         assert one._pool.refcounts.tolist() == other._pool.refcounts.tolist()
+
+
+@given(
+    num_blocks=st.integers(4, 24),
+    block_size=st.integers(1, 5),
+    script=st.lists(newcomers, min_size=1, max_size=4),
+    grown=st.integers(0, 4),
+)
+def test_full_shared_blocks_need_not_be_looked_at_one_by_one(num_blocks, block_size, script, grown):
+    memory, seqs = populated("paged", num_blocks, block_size, script)
+    ids = np.array(seqs, np.int64)
+    if steps := memory.appendable_steps(ids, grown) if grown else 0:
+        memory.append_steps(ids, steps)
+    quick = memory.usage()
+    memory._only_full_are_shared = lambda: False
+    assert memory.usage() == quick

@@ -84,9 +84,10 @@ def _about(model: str, engine: Engine, fit: Fit, num_steps: int) -> dict[str, An
 
 def _print(about: dict[str, Any], fit: Fit) -> None:
     parameters = fit.parameters
+    least = f", at least {parameters.crossover:.0f} of them" if parameters.crossover >= 2 else ""
     rows = (
         ("a step", f"{1e3 * parameters.step:.3f} ms"),
-        ("each token", f"{1e6 * parameters.token:.1f} µs, at least {parameters.crossover:.0f} tokens"),
+        ("each token", f"{1e6 * parameters.token:.1f} µs{least}"),
         ("each token sampled", f"{1e6 * parameters.sample:.1f} µs"),
         ("each token of context", f"{1e9 * parameters.context:.1f} ns"),
         ("each query and key", f"{1e9 * parameters.pair:.2f} ns"),

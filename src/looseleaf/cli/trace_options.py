@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -88,19 +89,36 @@ class ReadingOptions:
 
         Raises what `open` raises for options, and for files of texts.
         """
-        from looseleaf.replay.readers.parquet import write_parquet
         from looseleaf.replay.sources import TraceSource, digest_of, digest_of_file
-        from looseleaf.replay.store import default_folder
 
         path = Path(trace)
         if self.tokenizer is not None and path.is_file():
-            counted = default_folder() / f"{digest_of([digest_of_file(path), asdict(self)])}.parquet"
-            if not counted.exists():
-                counted.parent.mkdir(parents=True, exist_ok=True)
-                write_parquet(self.open(trace), counted)
+            files = [digest_of_file(each) for each in (path, Path(self.tokenizer)) if each.is_file()]
+            counted = self._counted(trace, f"{digest_of([files, asdict(self)])}.parquet")
             return TraceSource(str(counted), title=path.name)
         columns = tuple((self.column_map or {}).items())
         return TraceSource(trace, self.format, columns, self.checked_bad_lines, self.arrivals)
+
+    def _counted(self, trace: str, name: str) -> Path:
+        """The trace as a table in the cache; it appears whole or not at all."""
+        from looseleaf.replay.readers.parquet import write_parquet
+        from looseleaf.replay.store import default_folder
+
+        counted = default_folder() / name
+        if counted.exists():
+            return counted
+        found = self.open(trace)
+        try:
+            counted.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=counted.parent) as folder:
+                write_parquet(found, Path(folder) / name)
+                (Path(folder) / name).rename(counted)
+        except OSError as error:
+            raise InvalidRequest(
+                f"The lengths of {trace} cannot be kept in {counted.parent}: {error.strerror or error}.",
+                hint="Set LOOSELEAF_CACHE to another folder.",
+            ) from error
+        return counted
 
     @property
     def column_map(self) -> dict[str, str] | None:

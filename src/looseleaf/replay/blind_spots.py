@@ -82,7 +82,7 @@ def _sentence(axis: Axis, outcomes: Sequence[Outcome], where: str) -> str:
         instead = (
             f"{CONSTRAINTS[limit][0].upper() + CONSTRAINTS[limit][1:]} bound instead, up to {limits[limit]:.0%} of "
         )
-        instead += f"the time: {REMEDIES[limit]} to see one."
+        instead += f"the time: {REMEDIES[limit]} to see a difference."
     most = max(outcome.bound[each] for outcome in outcomes for each in axis.acts_on)
     waited = "no request had to wait" if most == 0 else f"requests waited {most:.1%} of the time or less"
     return f"{axis.title}{where}: {waited} for {wanted}, so latency and throughput can hardly differ. {instead}"

@@ -169,3 +169,4 @@ class LiveRequests:
             live.finished = now
             live.num_preemptions = sum(each.num_preemptions for each in request.sequences)
             self._log.add(live)
+            request.sequences.clear()  # they name the request: without this only the garbage collector could free both

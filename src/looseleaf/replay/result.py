@@ -90,17 +90,6 @@ class Totals:
         return self.slot_shares["token_states"] / held if held else math.nan
 
 
-@dataclass(frozen=True, slots=True)
-class Goodput:
-    """Requests that met every target given."""
-
-    requests: int
-    share: float
-    """Of all finished."""
-    per_second: float
-    """Over the makespan."""
-
-
 class ReplayResult:
     """Deterministic: the same trace, settings and cost give the same result, to the bit."""
 
@@ -158,17 +147,6 @@ class ReplayResult:
                 row = {"mean": histogram.mean} | {f"p{p:g}": histogram.percentile(p) for p in percents}
             table[name] = row
         return table
-
-    def goodput(self, *, ttft: float = math.inf, tpot: float = math.inf, e2e: float = math.inf) -> Goodput:
-        """Requests within all of these, in seconds. Raises `ConfigurationError` if requests were not kept."""
-        columns = self.request_columns()
-        met = columns["first_token"] - columns["arrival"] <= ttft
-        met &= columns["finished"] - columns["arrival"] <= e2e
-        gaps = np.maximum(columns["output_tokens"] - 1, 1)
-        met &= (columns["finished"] - columns["first_token"]) / gaps <= tpot
-        count, makespan = int(met.sum()), self.totals.makespan
-        share = count / len(met) if len(met) else math.nan
-        return Goodput(count, share, count / makespan if makespan else math.nan)
 
     def to_json(self) -> dict[str, Any]:
         """Settings, totals and percentiles as plain values."""

@@ -206,7 +206,7 @@ class _Replay:
     def _seconds(self, plan: StepPlan, num_tokens: int) -> float:
         self._totals.computed_tokens += num_tokens
         count = plan.num_decodes
-        context_tokens = int(plan.num_computed.sum(dtype=np.int64)) + num_tokens
+        context_tokens = int(np.add.reduce(plan.num_computed, dtype=np.int64)) + num_tokens
         num_sampled, pairs = count, context_tokens
         if count < len(plan.sequences):
             columns = (plan.num_computed, plan.num_scheduled, plan.num_samples)

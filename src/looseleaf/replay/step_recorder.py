@@ -87,11 +87,10 @@ class StepRecorder:
         self._starts[at : at + count] = starts
         self._seconds[at : at + count] = seconds
         rows = self._states[at : at + count]
-        rows[:, _TOKENS] = _ORDINALS[:count]
-        rows[:, _TOKENS] *= running
+        tokens = _ORDINALS[:count] * running
         # Contiguous memory has reserved the slots; in paged memory nothing is left of what was reserved for prompts.
-        rows[:, _RESERVED] = before.reserved - rows[:, _TOKENS] if before.reserved else 0
-        rows[:, _TOKENS] += before.token_states
+        rows[:, _RESERVED] = before.reserved - tokens if before.reserved else 0
+        rows[:, _TOKENS] = tokens + before.token_states
         free = before.free - blocks_taken.cumsum() * self._block_size
         rows[:, _FREE] = free
         rows[:, _CACHED] = np.minimum(free, before.cached) if before.cached else 0

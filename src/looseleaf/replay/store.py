@@ -17,9 +17,20 @@ from looseleaf.replay.result import ReplayResult
 from looseleaf.replay.settings import Settings
 from looseleaf.replay.sources import digest_of
 
-CODE = ("errors.py", "memory/*.py", "scheduler/*.py", "replay/*.py", "replay/readers/*.py")
-"""What decides a result: when it changes, older results are not taken up."""
-AFTERWARDS = ("blind_spots", "extent", "goodput", "matrix", "outcome", "settings", "smallest_pool", "table", "paper")
+CODE = ("memory", "scheduler", "plan", "replay", "replay/readers", "replay/generators")
+"""Folders of what decides a result: when it changes, older results are not taken up."""
+AFTERWARDS = {
+    "blind_spots",
+    "extent",
+    "goodput",
+    "matrix",
+    "outcome",
+    "settings",
+    "smallest_pool",
+    "sources",
+    "store",
+    "table",
+}
 """Modules of it that only choose replays or look at their results."""
 
 
@@ -78,6 +89,6 @@ def default_folder() -> Path:
 def code_digest() -> str:
     root = Path(__file__).parents[1]
     content = blake2b(digest_size=16)
-    for file in sorted(file for pattern in CODE for file in root.glob(pattern) if file.stem not in AFTERWARDS):
+    for file in sorted(file for folder in CODE for file in (root / folder).glob("*.py") if file.stem not in AFTERWARDS):
         content.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
     return content.hexdigest()

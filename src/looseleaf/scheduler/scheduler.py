@@ -270,7 +270,7 @@ class Scheduler:
             return None
         _, seq_ids, num_tokens = self._decoding.at(slice(0, count))
         steps = self.memory.appendable_steps(seq_ids, min(most, self._decoding.steps_to_next_end()))
-        return Outlook(count, int(num_tokens.sum(dtype=np.int64)), steps) if steps else None
+        return Outlook(count, int(np.add.reduce(num_tokens, dtype=np.int64)), steps) if steps else None
 
     def schedule_run(self, num_steps: int) -> DecodeRun:
         """The next `num_steps` steps at once, not more than `outlook` says: what as many calls of `schedule` and
