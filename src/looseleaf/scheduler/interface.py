@@ -16,6 +16,7 @@ from looseleaf.memory.interface import CopyPairs, SequenceIds
 from looseleaf.memory.prefix import Divergence, Prefix
 
 PolicyName: TypeAlias = Literal["fcfs", "priority", "fair"]
+WaitingReason: TypeAlias = Literal["blocks", "seats", "budget"]
 
 
 @dataclass(frozen=True, slots=True)
