@@ -66,3 +66,11 @@ def test_the_prefix_cache(tmp_path: Path, source: TraceSource, shares: bool, say
 def test_contiguous_memory_has_no_watermark_to_judge(tmp_path: Path) -> None:
     varied = {"allocator": ["paged", "contiguous-oracle"], "watermark": [0.0, 0.3]}
     assert not [note for note in notes(tmp_path, SOURCE, SHORT, varied, shares=False) if "contiguous" in note]
+
+
+def test_policies_that_have_nothing_to_tell_apart(tmp_path: Path) -> None:
+    varied = {"scheduling_policy": ["fcfs", "priority"]}
+    (note,) = notes(tmp_path, SOURCE, SHORT, varied, shares=False)
+    assert note.startswith("policy: every request got the same under each")
+    tenants = TraceSource("n=40,arrivals=poisson:60,prompt=uniform:20-60,output=uniform:10-40,tenants=a:9|b:1,seed=5")
+    assert notes(tmp_path, tenants, SHORT, {"scheduling_policy": ["fcfs", "fair"]}, shares=False) == []

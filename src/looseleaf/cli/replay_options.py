@@ -84,7 +84,11 @@ class SweepOptions:
         typer.Option(help="Share of the pool that an admission leaves free. Default: 0.01.", rich_help_panel=SWEEP),
     ] = None
     max_num_seqs: Annotated[
-        str | None, typer.Option(help="Sequences that may run at once. Default: 256.", rich_help_panel=SWEEP)
+        str | None,
+        typer.Option(
+            help="Sequences that may run at once. Default: 256, for a GPU; [bold]looseleaf serve[/] has 64.",
+            rich_help_panel=SWEEP,
+        ),
     ] = None
     max_num_batched_tokens: Annotated[
         str | None, typer.Option(help="Tokens per step. Default: 2048.", rich_help_panel=SWEEP)

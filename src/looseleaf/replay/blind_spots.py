@@ -48,6 +48,11 @@ def _found(cells: Sequence[Cell], shares: bool) -> Iterator[str]:
                 yield "prefix cache: the trace does not say which prompts begin alike, so there is nothing to find."
             elif outcomes and len(blind) == len(groups):
                 yield "prefix cache: no prompt began like one that was still there."
+        elif axis.name == "scheduling_policy" and all(_alike([cells[place] for place in group]) for group in groups):
+            yield (
+                "policy: every request got the same under each. Requests of one tenant and one priority are served in "
+                "their order by all of them."
+            )
         elif outcomes:
             where = "" if len(blind) == len(groups) else f" in {len(blind)} of {len(groups)} comparisons"
             yield _sentence(axis, outcomes, where)
@@ -64,6 +69,12 @@ def _is_blind(cells: Sequence[Cell], axis: Axis) -> bool:
     return all(outcome.bound[each] <= RARELY for outcome in outcomes for each in axis.acts_on) and not any(
         outcome.totals["preemptions"] for outcome in outcomes if "blocks" in axis.acts_on
     )
+
+
+def _alike(cells: Sequence[Cell]) -> bool:
+    """Every request was served at the same times."""
+    first, *others = (cell.outcome for cell in cells)
+    return all(first is not None and other is not None and first.curves == other.curves for other in others)
 
 
 def _order_matters(cell: Cell) -> bool:
