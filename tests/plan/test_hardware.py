@@ -22,7 +22,7 @@ def test_sizes_that_are_none(text: str) -> None:
         parse_size(text)
 
 
-@pytest.mark.parametrize("name", ["rtx-4090", "RTX 4090", "NVIDIA GeForce RTX 4090", "rtx_4090"])
+@pytest.mark.parametrize("name", ["rtx-4090", "RTX 4090", "NVIDIA GeForce RTX 4090", "rtx_4090", "RTX4090"])
 def test_names_as_people_write_them(name: str) -> None:
     assert find_hardware(name).name == "rtx-4090"
 

@@ -82,8 +82,9 @@ def find_hardware(text: str) -> Hardware:
     name, colon, size = text.strip().partition(":")
     known = known_hardware()
     key = re.sub(r"[\s_]+", "-", name.strip().lower()).removeprefix("nvidia-").removeprefix("geforce-")
-    if key in known:
-        found = known[key]
+    # "RTX4090" and "RTX 4090" are the same device.
+    found = next((known[each] for each in known if each.replace("-", "") == key.replace("-", "")), None)
+    if found is not None:
         return replace(found, memory_bytes=parse_size(size)) if colon else found
     if not colon and _SIZE.fullmatch(text):
         return Hardware(text.strip(), "unknown", parse_size(text))
