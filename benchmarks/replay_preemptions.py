@@ -3,7 +3,8 @@
     python benchmarks/replay_preemptions.py [--seeds 10] [--max-bypass 0]
 
 450 requests at once, prompts of 1,000 and outputs of 5,000 tokens (uniform, give or take 20 %), at most 128 running,
-18,724 blocks of 16, no prefix cache. How long a step takes hardly matters: nobody arrives later.
+18,724 blocks of 16, no prefix cache. No prompt is cut into chunks: a step has as many tokens as the longest sequence.
+How long a step takes hardly matters, as nobody arrives later.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main() -> None:
     cost = Roofline(ModelArithmetic(find_model("llama-3.1-8b")), find_hardware("a100-80gb"))
     print(f"{'watermark':>9}{'published':>11}{'mean':>9}{'':>8}{'spread':>8}{'range':>14}")
     for watermark, published in PUBLISHED.items():
-        scheduler = SchedulerConfig(2048, 128, 8192, watermark=watermark, max_bypass=options.max_bypass)
+        scheduler = SchedulerConfig(8192, 128, 8192, watermark=watermark, max_bypass=options.max_bypass)
         config = ReplayConfig(18_724, 16, prefix_caching=False, scheduler=scheduler)
         counts = [
             replay(

@@ -57,8 +57,8 @@ class LongOutputs:
 
 @pytest.mark.parametrize(("watermark", "published"), [(0.0, 1065), (0.05, 187), (0.15, 168)])
 def test_preemptions_by_watermark_are_those_published(watermark: float, published: int) -> None:
-    """One draw; `benchmarks/replay_preemptions.py` prints the mean of ten. No bypass: the engine serves in order."""
-    scheduler = SchedulerConfig(2048, 128, 8192, watermark=watermark, max_bypass=0)
+    """One draw; `benchmarks/replay_preemptions.py` prints the mean of ten. It is served in order, without chunks."""
+    scheduler = SchedulerConfig(8192, 128, 8192, watermark=watermark, max_bypass=0)
     cost = Roofline(ModelArithmetic(find_model("llama-3.1-8b")), find_hardware("a100-80gb"))
     result = replay(LongOutputs(), ReplayConfig(18_724, 16, prefix_caching=False, scheduler=scheduler), cost)
     assert result.totals.preemptions == pytest.approx(published, rel=0.15)

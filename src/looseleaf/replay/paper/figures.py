@@ -127,7 +127,7 @@ def _memory_use(outcomes: Sequence[Outcome]) -> list[Row]:
 def _batched(figure: str, data: str, outcomes: Sequence[Outcome], published: Sequence[str]) -> list[Row]:
     why = {
         "Orca (Max)": "",
-        "Orca (Pow2)": "First fit and rounding to buddies as in Figure 2; lengths beyond their means are ours.",
+        "Orca (Pow2)": "Beyond their means the lengths are ours.",
         "Orca (Oracle)": "No rounding to buddies here, so more fit.",
         "vLLM / paged": "Put in: the step time is set by this bar.",
     }
