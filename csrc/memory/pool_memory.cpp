@@ -69,11 +69,11 @@ void touch(char* data, size_t size, size_t page) {
   }
 }
 
-// Where a part of the pool begins, rounded down to whole pages.
+// Where a part of the pool begins, rounded down to whole pages; the last one goes on to the end of the mapping.
 struct Parts {
-  size_t nbytes, count, page;
+  size_t nbytes, count, page, size;
 
-  size_t begin(size_t part) const { return part == count ? nbytes : nbytes / count * part / page * page; }
+  size_t begin(size_t part) const { return part == count ? size : nbytes / count * part / page * page; }
 };
 
 // Makes the pages exist while others use them: an atomic exchange of 0 for 0 changes nothing, but is a write. (madvise
@@ -81,7 +81,7 @@ struct Parts {
 // beginnings of all parts come first, then what follows them: there the first blocks of each layer lie.
 void fill(const Mapping& mapping, char* data, const Parts& parts) {
   setpriority(PRIO_PROCESS, 0, 19);  // this thread's alone
-  const size_t longest = parts.nbytes / parts.count + 2 * parts.page;
+  const size_t longest = parts.size - parts.begin(parts.count - 1) + 2 * parts.page;
   for (size_t first = 0; first < longest; first += huge_page) {
     for (size_t part = 0; part < parts.count; ++part) {
       const size_t begin = parts.begin(part) + first;
@@ -114,7 +114,7 @@ torch::stable::Tensor make_pool(int64_t nbytes, bool lock, int64_t numa_nodes, i
   // Before the pages exist: a limit that is too low shows at once, and the threads below fault them in together.
   if (lock) check(mlock2(data, size, MLOCK_ONFAULT) == 0, "mlock");
   if (num_parts > 0) {
-    const Parts parts{wanted, size_t(num_parts), page};
+    const Parts parts{wanted, size_t(num_parts), page, size};
     // Ordinary pages at the beginnings: the first step touches all of them, and a huge page can take milliseconds.
     for (size_t part = 0; part < parts.count; ++part) {
       const size_t begin = parts.begin(part);
