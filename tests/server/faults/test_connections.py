@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from server.faults.faulty_server import FaultyServer
