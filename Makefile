@@ -11,7 +11,7 @@ TEST_ENV := OMP_NUM_THREADS=1
 PORT ?= 8000
 
 run: $(VENV)/.runtime  ## set everything up, serve the default model on 127.0.0.1:PORT, ask it something; Ctrl-C ends it
-	$(BIN)/looseleaf serve smollm2-135m --port $(PORT) --ask "What is the capital of France?"
+	$(BIN)/looseleaf serve smollm2-135m --port $(PORT) --no-log-requests --ask "What is the capital of France?"
 
 generate: $(VENV)/.runtime  ## answer a few prompts at once with the default model, without a server
 	$(BIN)/looseleaf generate --model smollm2-135m --file examples/prompts.txt --max-tokens 48 --temperature 0
