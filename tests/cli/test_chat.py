@@ -171,6 +171,7 @@ class Terminal:
     def __init__(self, arguments: list[str], *, stdout: Path | None = None) -> None:
         self.pid, self._keyboard = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that run in the background inherit that it is ignored
             os.environ["TERM"] = "dumb"
             if stdout is not None:
                 os.dup2(os.open(stdout, os.O_CREAT | os.O_WRONLY), 1)
@@ -216,13 +217,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
         terminal.wait_for("> ")
     terminal.type("draft")
     terminal.wait_for("draft")
-    time.sleep(0.3)
+    time.sleep(0.3)  # CPython's readline misses a signal that arrives just before it waits for the next key
     terminal.type("\x03")
-    try:
-        terminal.wait_for("Ctrl-C again to leave", seconds=10)
-    except AssertionError:  # CPython's readline notices a signal that comes just before it waits with the next key
-        terminal.type("\x15")  # which deletes an empty line
-        terminal.wait_for("Ctrl-C again to leave")
+    terminal.wait_for("Ctrl-C again to leave")
     terminal.wait_for("> ")
     terminal.type("/help\r")
     terminal.wait_for("/reset forgets")
