@@ -7,15 +7,14 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from looseleaf.server.forwarding_engine import ForwardingEngine
 from looseleaf.server.identity import Tenant
 from looseleaf.server.interface import (
     ClientState,
     EngineClient,
-    EngineStats,
     Event,
     GenerateRequest,
     Listener,
-    ModelInfo,
     RequestStarted,
     SampleUpdate,
 )
@@ -27,7 +26,7 @@ _SMOOTHING = 0.1
 """Weight of the newest of the times between two ends."""
 
 
-class AdmittedEngine:
+class AdmittedEngine(ForwardingEngine):
     """An `EngineClient` in front of another. A request that finds the queue full fails at once, with 429."""
 
     def __init__(
@@ -40,7 +39,7 @@ class AdmittedEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`max_queue`: most requests that wait beside those that there is a seat for."""
-        self._engine = engine
+        super().__init__(engine)
         self._max_queue = max_queue
         self._quotas = quotas
         self._tenant_named = tenant_named
@@ -56,21 +55,7 @@ class AdmittedEngine:
 
     @property
     def state(self) -> ClientState:
-        return "stopped" if self.closing else self._engine.state
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._engine.info
-
-    @property
-    def num_restarts(self) -> int:
-        return self._engine.num_restarts
-
-    def stats(self) -> EngineStats:
-        return self._engine.stats()
-
-    def end_sample(self, request_id: str, index: int) -> None:
-        self._engine.end_sample(request_id, index)
+        return "stopped" if self.closing else super().state
 
     async def generate(self, request: GenerateRequest, listener: Listener | None = None) -> AsyncGenerator[Event, None]:
         self._check_priority(request)

@@ -13,14 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from looseleaf.server.forwarding_engine import ForwardingEngine
 from looseleaf.server.interface import (
-    ClientState,
     EngineClient,
-    EngineStats,
     Event,
     GenerateRequest,
     Listener,
-    ModelInfo,
     RequestStarted,
     SampleUpdate,
 )
@@ -39,29 +37,14 @@ class Watcher(Protocol):
     def note_end(self, timeline: RequestTimeline) -> None: ...
 
 
-class ObservedEngine:
+class ObservedEngine(ForwardingEngine):
     """The `EngineClient` it is given, and tells what goes through it."""
 
     def __init__(self, client: EngineClient, metrics: ServerMetrics, watchers: Sequence[Watcher] = ()) -> None:
-        self._client = client
+        super().__init__(client)
         self._metrics = metrics
         self._watchers = watchers
         self._timelines: dict[str, RequestTimeline] = {}
-
-    @property
-    def state(self) -> ClientState:
-        return self._client.state
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._client.info
-
-    @property
-    def num_restarts(self) -> int:
-        return self._client.num_restarts
-
-    def stats(self) -> EngineStats:
-        return self._client.stats()
 
     async def generate(self, request: GenerateRequest, listener: Listener | None = None) -> AsyncGenerator[Event, None]:
         metrics = self._metrics
@@ -83,7 +66,7 @@ class ObservedEngine:
             return True
 
         try:
-            async with aclosing(self._client.generate(request, listen if listener else None)) as events:
+            async with aclosing(self._engine.generate(request, listen if listener else None)) as events:
                 async for event in events:
                     if isinstance(event, SampleUpdate):
                         note(event)
@@ -107,7 +90,7 @@ class ObservedEngine:
     def end_sample(self, request_id: str, index: int) -> None:
         if (timeline := self._timelines.get(request_id)) is not None:
             timeline.end_sample(index)
-        self._client.end_sample(request_id, index)
+        super().end_sample(request_id, index)
 
 
 class ObservedHttp:
