@@ -144,8 +144,7 @@ def load_tokenizer(name: str) -> Tokenize:
     from looseleaf.models.store import resolve_model
     from looseleaf.models.tokenizer import Tokenizer
 
-    found = resolve_model(name).path
-    tokenizer = Tokenizer.from_folder(found) if found.is_dir() else Tokenizer.from_gguf(found)
+    tokenizer = Tokenizer.from_model(resolve_model(name).path)
     return lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 

@@ -16,6 +16,7 @@ from looseleaf.models.errors import CorruptModelFile
 from looseleaf.models.gguf_file import GGUFFile
 from looseleaf.models.gguf_tokenizer import build_gguf_tokenizer
 from looseleaf.models.gguf_tokens import TokenMetadata
+from looseleaf.models.model_files import find_model
 from looseleaf.models.tokenizer_files import TokenizerFiles
 
 _SHORTENING = 4
@@ -48,6 +49,12 @@ class Tokenizer:
         eos = backend.token_to_id(self.special_tokens["eos_token"]) if "eos_token" in self.special_tokens else None
         self.eos_token_ids = tuple(eos_token_ids) or (() if eos is None else (eos,))
         self.chat_templates = ChatTemplates(chat_templates or {}, self.special_tokens)
+
+    @classmethod
+    def from_model(cls, path: Path) -> Tokenizer:
+        """That of the model at `path`: a folder, a GGUF file, or a folder with one. Raises what both below raise."""
+        found = find_model(path)
+        return cls.from_folder(found) if found.is_dir() else cls.from_gguf(found)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:

@@ -101,12 +101,10 @@ class _Serving:
                     await starting  # what it raised was raised above, or is due to the stop
 
     def _prepare(self, engine: RemoteEngine, path: Path) -> HttpServer:
-        from looseleaf.models.model_files import find_model
         from looseleaf.models.tokenizer import Tokenizer
         from looseleaf.server.http_server import HttpServer
 
-        found = find_model(path)
-        tokenizer = Tokenizer.from_folder(found) if found.is_dir() else Tokenizer.from_gguf(found)
+        tokenizer = Tokenizer.from_model(path)
         tokenizer.detokenizer()  # makes its tables
         return HttpServer(self._settings, self._ring, engine, tokenizer, self._observation)
 
