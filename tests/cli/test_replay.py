@@ -139,6 +139,8 @@ def test_measured_step_times(replay: Cli, tmp_path: Path) -> None:
         ([TRACE, "--max-num-seqs", "0"], "at least 1"),
         ([TRACE, "--scheduling-policy", "lottery"], "--scheduling-policy 'lottery'"),
         ([TRACE, "--bad-lines", "ignore"], "--bad-lines"),
+        ([TRACE, "--max-model-len", "long"], "'--max-model-len': 'long' is neither a whole number"),
+        ([TRACE, "--max-model-len", "64,128"], "'--max-model-len': '64,128'"),
     ],
 )
 def test_bad_input(replay: Cli, arguments: list[str], says: str) -> None:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from looseleaf import __version__
 from looseleaf.cli.command import command
 from looseleaf.cli.consoles import counted, note
-from looseleaf.cli.options import OutputOptions
+from looseleaf.cli.options import OutputOptions, length_or_auto
 from looseleaf.cli.replay_options import RESULTS, SWEEP, SYSTEM, SweepOptions, SystemOptions
 from looseleaf.cli.trace_options import ReadingOptions, TraceText
 from looseleaf.errors import ConfigurationError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from looseleaf.replay.matrix import Cell
 
 PAPER = "paper"
-AUTO = "auto"
 
 
 def register(app: typer.Typer) -> None:
@@ -48,14 +47,15 @@ def replay_command(
         ),
     ] = False,
     max_model_len: Annotated[
-        str,
+        Any,  # Typer takes no parser for a union
         typer.Option(
+            parser=length_or_auto,
             metavar="N|auto",
             help="Longest sequence, and what contiguous-max reserves; auto: the power of two that holds the longest "
             "request.",
             rich_help_panel=SYSTEM,
         ),
-    ] = AUTO,
+    ] = None,
     isolate_tenants: Annotated[
         bool, typer.Option("--isolate-tenants", help="Tenants never share blocks.", rich_help_panel=SYSTEM)
     ] = False,
@@ -129,7 +129,7 @@ def replay_command(
     store = ResultStore(results or default_folder())
     source = reading.source(trace)
     extent = measure(source)
-    longest = extent.model_len if max_model_len == AUTO else AXES["block_size"].values(max_model_len)[0]
+    longest = extent.model_len if max_model_len is None else max_model_len
     serving = build_system(
         system.model,
         system.hardware,

@@ -105,14 +105,14 @@ class SweepOptions:
 
     def varied(self) -> dict[str, list[Any]]:
         """Values by axis, of those that were given. Raises `ConfigurationError`."""
-        from looseleaf.replay.settings import AXES
+        from looseleaf.replay.settings import AXES, DEFAULT_BLOCK_SIZE
 
         given = {name: text for name in AXES if (text := getattr(self, name)) is not None}
         values = {name: AXES[name].values(text) for name, text in given.items()}
         if self.num_blocks is not None:
             if self.pool_tokens is not None:
                 raise ConfigurationError("--pool-tokens and --num-blocks both say how large the pool is.")
-            size = values.get("block_size", [16])[0]
+            size = values.get("block_size", [DEFAULT_BLOCK_SIZE])[0]
             blocks = AXES["pool_tokens"].values(self.num_blocks)
             values["pool_tokens"] = [count * size for count in blocks]
         for name, least in (("block_size", 1), ("pool_tokens", 1), ("max_num_seqs", 1), ("max_num_batched_tokens", 1)):

@@ -14,6 +14,7 @@ from looseleaf.scheduler import SchedulerConfig
 from looseleaf.scheduler.interface import PolicyName
 
 PAGED = BlockManager.allocator
+DEFAULT_BLOCK_SIZE = 16
 Constraint: TypeAlias = Literal["blocks", "seats", "budget", "arrivals"]
 """What keeps requests from going on: memory, `max_num_seqs`, the step's token budget; or that none wait."""
 
@@ -25,7 +26,7 @@ class Settings:
     pool_tokens: int
     max_model_len: int
     allocator: str = PAGED
-    block_size: int = 16
+    block_size: int = DEFAULT_BLOCK_SIZE
     prefix_caching: bool = True
     watermark: float = 0.01
     max_num_seqs: int = 256
